@@ -20,8 +20,8 @@ Params = dict[str, Any]
 class SpaceEntry:
     """One searched key: a float or int interval, or a list of choices, active only when `when` holds.
 
-    `when` maps another searched (or fixed) key to the values under which this one is asked for; an entry that is
-    not active is left out of the parameters, and the run keeps its default.
+    `when` maps another searched (or fixed) key to the values under which this one is asked for; an entry that
+    is not active is left out of the parameters, and the run keeps its default.
     """
 
     key: str
@@ -38,7 +38,7 @@ class SpaceEntry:
         return all(params.get(key) in allowed for key, allowed in self.when.items())
 
     def grid(self) -> list[Value]:
-        """The values a grid visits: the choices, or low..high by `step` (int: step 1); raises ValueError without one."""
+        """The values a grid visits: the choices, or low..high by `step` (int: 1); ValueError without one."""
         if self.kind == "choice":
             return list(self.choices)
         if self.low is None or self.high is None:
@@ -56,7 +56,7 @@ class SpaceEntry:
 class Stage:
     """One step of a staged sweep: it searches `space` (or compares `arms`) with the earlier winners fixed.
 
-    `trials` counts configurations (0 = every cell of the grid), `share` is its part of the sweep's budget (0 to 1).
+    `trials` counts configurations (0 = every cell of the grid), `share` is its part of the budget (0 to 1).
     """
 
     name: str
@@ -72,8 +72,8 @@ class Stage:
 class RunSpec:
     """One training run: its key, its place in the plan and the resolved config the worker receives.
 
-    `overrides` are the Hydra overrides in which it differs from the sweep's base; `params` the searched values behind
-    them. `parent` is the key of the run it was forked from (interventions), at rollout step `parent_step`.
+    `overrides` are the Hydra overrides in which it differs from the sweep's base; `params` the searched values
+    behind them. `parent` is the key of the run it was forked from (interventions), at step `parent_step`.
     """
 
     key: str
@@ -102,9 +102,9 @@ class RunSpec:
 class Plan:
     """Everything a sweep will do, settled before anything runs.
 
-    `runs` are all runs known now (arms x seeds, grids). With a sampler other than "none" and "grid", or with stages,
-    more are made from suggested values by `make_run`. `command` are the overrides the user gave; `directory` is the
-    results folder, `sweep`, `engine` and `study` the resolved config sections as plain dicts.
+    `runs` are all runs known now (arms x seeds, grids). With a sampler other than "none" and "grid", or with
+    stages, more are made from suggested values by `make_run`. `command` are the overrides the user gave;
+    `directory` is the results folder, `sweep`, `engine` and `study` the resolved config sections as plain dicts.
     """
 
     name: str
@@ -138,15 +138,15 @@ class Plan:
         arm: str | None = None,
         overrides: Sequence[str] = (),
     ) -> RunSpec:
-        """The run of the sweep's base with `params` ({key: value}, group choices too) and `overrides` put on top.
+        """The sweep's base with `params` ({key: value}, group choices too) and `overrides` put on top.
 
-        Winners of earlier stages are simply further `params`. Cheap for values and seeds (no composition); raises
-        ConfigError with every mistake when the values do not make a valid run.
+        Winners of earlier stages are simply further `params`. Cheap for values and seeds (no composition);
+        raises ConfigError with every mistake when the values do not make a valid run.
         """
         return self._composer().make_run(self.name, params, seed, stage, arm, overrides)
 
     def make_child(self, run: RunSpec, overrides: Sequence[str], step: int) -> RunSpec:
-        """A fork of `run` from rollout step `step` with `overrides` on top; its key differs from any planned run's."""
+        """A fork of `run` from rollout step `step` with `overrides` on top, under a key of its own."""
         return self._composer().make_child(self.name, run, overrides, step)
 
     def _composer(self) -> Composer:
@@ -168,7 +168,8 @@ class Plan:
             configs[name] = shared
             record = {key: value for key, value in vars(run).items() if key != "config"}
             runs.append({**record, "config": name})
-        body = {key: value for key, value in vars(self).items() if key not in ("runs", "composer", "directory")}
+        apart = ("runs", "composer", "directory")
+        body = {key: value for key, value in vars(self).items() if key not in apart}
         body["space"] = [asdict(entry) for entry in self.space]
         body["stages"] = [asdict(stage) for stage in self.stages]
         body.update(directory=str(self.directory), configs=configs, runs=runs)
