@@ -72,8 +72,8 @@ class Stage:
 class RunSpec:
     """One training run: its key, its place in the plan and the resolved config the worker receives.
 
-    `overrides` are the Hydra overrides in which it differs from the sweep's base; `params` the searched values
-    behind them. `parent` is the key of the run it was forked from (interventions), at step `parent_step`.
+    `overrides` are the Hydra overrides in which it differs from the sweep's base, `params` the searched
+    values behind them. `parent` is the key of the run it was forked from (interventions), at step `parent_step`.
     """
 
     key: str
@@ -104,7 +104,7 @@ class Plan:
 
     `runs` are all runs known now (arms x seeds, grids). With a sampler other than "none" and "grid", or with
     stages, more are made from suggested values by `make_run`. `command` are the overrides the user gave;
-    `directory` is the results folder, `sweep`, `engine` and `study` the resolved config sections as plain dicts.
+    `directory` is the results folder; `sweep`, `engine`, `study` are resolved config sections as plain dicts.
     """
 
     name: str
