@@ -72,8 +72,8 @@ class Stage:
 class RunSpec:
     """One training run: its key, its place in the plan and the resolved config the worker receives.
 
-    `overrides` are the Hydra overrides in which it differs from the sweep's base, `params` the searched
-    values behind them. `parent` is the key of the run it was forked from (interventions), at step `parent_step`.
+    `overrides` are the Hydra overrides in which it differs from the base, `params` the searched values behind
+    them. `parent` is the key of the run it was forked from (interventions), at rollout step `parent_step`.
     """
 
     key: str

@@ -1,0 +1,146 @@
+"""What a sweep adds to the config of one run: engine, study and plan; registered as Hydra's `base_config`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from reasonrl.config import Config
+from reasonrl.errors import Mistake
+
+ENGINES = ("local", "ray")
+SAMPLERS = ("none", "grid", "random", "tpe", "cmaes", "gp")
+PRUNERS = ("none", "median", "halving", "hyperband", "wilcoxon")
+DIRECTIONS = ("maximize", "minimize")
+SCHEDULES = ("depth", "breadth")
+ON_ALERT = ("stop", "continue", "intervene")
+
+# Sections that belong to the sweep; what is left is the config of one run.
+SWEEP_SECTIONS = ("engine", "study", "sweep", "plan", "results")
+
+
+@dataclass
+class EngineConfig:
+    """Where runs execute: worker processes of this machine (`local`) or of a Ray cluster (`ray`)."""
+
+    kind: str = "local"
+    slots: int | None = None  # runs at a time; null: one per GPU, else two CPU slots
+    devices: list[str] | None = None  # GPU indices or UUIDs; null: those visible
+    threads: int | None = None  # per slot; null: cores / slots
+    per_trial_gpus: int = 1  # more than 1: launched through accelerate
+    trials_per_gpu: int = 1
+    hang_timeout_s: float = 600.0  # without progress for so long, a run counts as hung
+    max_retries: int = 2  # per run, for failures that may pass (killed, hung, infrastructure)
+    address: str | None = None  # of a running Ray cluster (kind=ray)
+    train: str = "reasonrl.train:train"  # the function a worker calls
+
+
+@dataclass
+class StudyConfig:
+    """How runs are chosen and judged: the Optuna study behind the sweep."""
+
+    storage: str | None = None  # database URL; null: SQLite in the results folder
+    sampler: str = "none"  # none and grid enumerate every run; the others search
+    trials: int = 0  # configurations to try (each with every seed of the sweep)
+    metric: str = "eval/accuracy"
+    direction: str = "maximize"
+    pruner: str = "none"  # by the metric, never across ablation arms; alerts stop runs in any case
+    seed: int = 0  # of the sampler
+    startup_trials: int = 10  # tried at random before the sampler learns
+    abandon: bool = True  # skip the remaining seeds of a configuration that is clearly behind
+
+
+@dataclass
+class BudgetConfig:
+    """Where a sweep ends early; null means no limit."""
+
+    runs: int | None = None
+    steps: int | None = None  # rollout steps over all runs
+    minutes: float | None = None  # wall time
+    gpu_hours: float | None = None
+
+
+@dataclass
+class SweepConfig:
+    """The question a sweep asks and the runs that answer it."""
+
+    name: str | None = None  # of the results folder; null: derived from the swept keys
+    question: str = ""
+    description: str = ""
+    base: list[str] = field(default_factory=list)  # overrides under every arm
+    arms: dict[str, Any] = field(default_factory=dict)  # name: list of overrides
+    baseline: str | None = None  # the arm the others are compared with; null: the first
+    factors: list[str] = field(default_factory=list)  # what arms may differ in; "a+b": both at once
+    seeds: list[int] = field(default_factory=lambda: [0])
+    space: dict[str, Any] = field(default_factory=dict)  # key: choice(...), interval(...) or an entry
+    zip: dict[str, Any] = field(default_factory=dict)  # keys that move together: key: list of values
+    stages: list[Any] = field(default_factory=list)
+    schedule: str = "depth"  # breadth: every run reaches a rung before any goes on
+    rungs: int = 4  # equal parts of a run (schedule=breadth)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    on_alert: str = "stop"
+    max_children: int = 1  # forks per run (on_alert=intervene)
+
+
+@dataclass
+class SweepRoot(Config):
+    """The whole configuration of `sweep.py`: one run, plus everything around it."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    study: StudyConfig = field(default_factory=StudyConfig)
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    plan: bool = False  # print the plan and run nothing
+    results: str = "results"  # folder that holds every results folder
+
+
+def register() -> None:
+    """Store the schema as `base_config`, so that an unknown key or a wrong type is an error at composition."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name="base_config", node=SweepRoot, provider="reasonrl")
+
+
+def run_section(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of one run: `cfg` without the sections of the sweep and without Hydra's."""
+    return {key: value for key, value in cfg.items() if key not in (*SWEEP_SECTIONS, "hydra")}
+
+
+def validate_sweep(cfg: Mapping[str, Any]) -> list[Mistake]:
+    """Every mistake in the sections `engine`, `study` and `sweep` of a resolved config."""
+    engine, study, sweep = cfg["engine"], cfg["study"], cfg["sweep"]
+    mistakes = [
+        Mistake(key, value, f"unknown; choose {', '.join(allowed)}")
+        for key, value, allowed in (
+            ("engine.kind", engine["kind"], ENGINES),
+            ("study.sampler", study["sampler"], SAMPLERS),
+            ("study.pruner", study["pruner"], PRUNERS),
+            ("study.direction", study["direction"], DIRECTIONS),
+            ("sweep.schedule", sweep["schedule"], SCHEDULES),
+            ("sweep.on_alert", sweep["on_alert"], ON_ALERT),
+        )
+        if value not in allowed
+    ]
+    for section, keys in (
+        ("engine", ("slots", "threads", "per_trial_gpus", "trials_per_gpu", "hang_timeout_s")),
+        ("sweep", ("rungs",)),
+    ):
+        for key in keys:
+            value = cfg[section][key]
+            if value is not None and value <= 0:
+                mistakes.append(Mistake(f"{section}.{key}", value, "must be above 0"))
+    for key, value in sweep["budget"].items():
+        if value is not None and value <= 0:
+            mistakes.append(Mistake(f"sweep.budget.{key}", value, "must be above 0, or null for no limit"))
+    if engine["per_trial_gpus"] > 1 and engine["trials_per_gpu"] > 1:
+        mistakes.append(
+            Mistake(
+                "engine.trials_per_gpu",
+                engine["trials_per_gpu"],
+                f"cannot be shared when a run takes {engine['per_trial_gpus']} GPUs",
+                "Set engine.per_trial_gpus=1 or engine.trials_per_gpu=1.",
+            )
+        )
+    if not sweep["seeds"]:
+        mistakes.append(Mistake("sweep.seeds", [], "needs at least one seed", "For instance sweep.seeds=[0,1,2]."))
+    return mistakes
