@@ -1,0 +1,61 @@
+"""Log-probs and entropies of given completions under a policy, with each prompt run once."""
+
+from __future__ import annotations
+
+from reasonrl.entropy import logprob_and_entropy
+from reasonrl.lazy import torch
+from reasonrl.models.policy import Policy
+from reasonrl.rollout.cache import prefill, select_rows
+from reasonrl.types import Completions
+
+
+def completion_logprobs(
+    policy: Policy,
+    prompts: list[list[int]],
+    owner_B: torch.Tensor,
+    completions: Completions,
+    rows_B: torch.Tensor,
+    with_entropy: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return log-probs (B, T) and, if asked for, entropies (B, T) of the completions named by `rows_B`.
+
+    Row i has prompt `prompts[owner_B[i]]`. Each distinct prompt is run once and its keys and values are shared
+    by its rows (their gradients add up), logits are made only at valid completion positions, and positions
+    behind the mask are 0. Logits are divided by the temperature that sampled the token and get its filter, so
+    the ratio to the sampler's log-prob is 1 before the first update.
+    """
+    lengths = completions.lengths_B[rows_B]
+    width = int(lengths.max())
+    device = policy.device
+    ids = completions.ids_BT[rows_B, :width].to(device)
+    mask = completions.mask_BT[rows_B, :width].bool().to(device)
+    used, owner = owner_B.unique(return_inverse=True)
+    owner = owner.to(device)
+    last, cache, prompt_mask = prefill(policy, [prompts[i] for i in used.tolist()])
+    hidden = last[owner].unsqueeze(1)
+    if width > 1:
+        select_rows(cache, owner)
+        attention = None
+        if not bool(prompt_mask.all()):
+            attention = torch.cat([prompt_mask[owner], prompt_mask.new_ones((len(rows_B), width - 1))], -1)
+        positions = prompt_mask.sum(-1)[owner].unsqueeze(-1) + torch.arange(width - 1, device=device)
+        hidden = torch.cat([hidden, policy.hidden(ids[:, :-1], attention, positions, cache)], 1)
+    logits_NV = policy.head(hidden[mask]).float()
+    temperature = completions.temperature_BT[rows_B, :width].to(device)[mask]
+    if completions.keep_BTV is not None:
+        keep = completions.keep_BTV[rows_B, :width].to(device)[mask]
+        logits_NV = logits_NV.masked_fill(~keep, -torch.inf)
+    chosen, entropy = logprob_and_entropy(logits_NV, ids[mask], temperature, with_entropy)
+    return _scatter(chosen, mask), None if entropy is None else _scatter(entropy, mask)
+
+
+def _scatter(values_N: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(mask_BT.shape, dtype=values_N.dtype, device=values_N.device).masked_scatter(mask_BT, values_N)
+
+
+def full_forward_logprobs(policy: Policy, prompt: list[int], ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """The slow obvious reference: one row, no cache, no sharing; log-probs (T,) of `ids` after `prompt`."""
+    whole = torch.tensor([prompt + ids], device=policy.device)
+    positions = torch.arange(whole.shape[1], device=policy.device).unsqueeze(0)
+    logits = policy.head(policy.hidden(whole, None, positions, None))[0, len(prompt) - 1 : -1]
+    return logprob_and_entropy(logits, torch.tensor(ids, device=policy.device), temperature, False)[0]

@@ -1,0 +1,59 @@
+"""Models: a Hugging Face causal LM with its tokenizer, wrapped as a `Policy` that trainer and sampler share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from reasonrl.errors import ConfigError, Mistake
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adapters through peft; `r` 0 trains all weights."""
+
+    r: int = 0
+    alpha: int = 32
+    dropout: float = 0.0
+    targets: str = "all-linear"
+    dora: bool = False
+
+
+@dataclass
+class ModelConfig:
+    """The policy to train."""
+
+    kind: str = "tiny"  # tiny (built in) or hf
+    path: str | None = None  # hf: folder or hub name
+    gguf_file: str | None = None
+    revision: str | None = None
+    dtype: str = "auto"  # auto, float32, bfloat16, float16
+    device: str = "auto"  # auto, cpu, cuda, cuda:N
+    attention: str = "sdpa"
+    trust_remote_code: bool = False
+    safetensors_only: bool = True
+    gradient_checkpointing: bool = False
+    lora: LoraConfig = field(default_factory=LoraConfig)
+    # the built-in base model: how its supervised start was made (reasonrl/models/tiny.py)
+    careful: float = 0.75  # share of worked-out rows in the supervised data
+    mode_share: float = 0.04  # how often the base picks the worked-out trace over a guess
+    noise: float = 0.12  # probability of a wrong running sum
+    noise_from: int = 1  # first operand at which running sums can be wrong
+    bracket_share: float = 1.0  # worked-out traces that carry the closing bracket
+    guess_bracket: bool = False  # guesses carry a closing bracket
+    base_operands: list[int] | None = None  # digits per prompt in the supervised data; null = the task's
+    base_steps: int = 500
+    base_seed: int = 0
+
+
+def load_policy(config: ModelConfig, operands: list[int]):
+    """Return the Policy of `config`; raises ConfigError or ModelError. `operands` only matters to `tiny`."""
+    if config.kind == "tiny":
+        from reasonrl.models.tiny import base_model_dir
+        from reasonrl.models.policy import load_hf
+
+        return load_hf(config, str(base_model_dir(config, operands)))
+    if config.kind == "hf":
+        from reasonrl.models.policy import load_hf
+
+        return load_hf(config, config.path or "")
+    raise ConfigError([Mistake("model.kind", config.kind, "choose tiny or hf")])

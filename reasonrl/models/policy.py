@@ -1,0 +1,262 @@
+"""Load a Hugging Face causal LM and wrap it for sampling and training."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reasonrl.errors import ModelError
+from reasonrl.lazy import torch
+from reasonrl.models import ModelConfig
+from reasonrl.types import Problem
+
+
+@dataclass
+class Policy:
+    """A causal LM with its tokenizer; `body` gives hidden states, `head` turns them into logits.
+
+    Where a model does more between the two than a matrix product (logit scaling, soft caps), `body` is the
+    whole model, its "hidden states" are the logits, and `head` changes nothing.
+    """
+
+    model: Any
+    tokenizer: Any
+    device: torch.device
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    body: Any
+    head: Any
+    cache_argument: str
+    window: int
+    name: str
+    system: str | None = None
+    chat: bool = False
+
+    def encode(self, problem: Problem) -> list[int]:
+        """Return the prompt's token ids, through the chat template where the policy uses one."""
+        if not self.chat:
+            return self.tokenizer(problem.prompt)["input_ids"]
+        messages = [{"role": "user", "content": problem.prompt}]
+        if self.system:
+            messages.insert(0, {"role": "system", "content": self.system})
+        return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the completion's text without special tokens."""
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def hidden(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, cache: Any) -> torch.Tensor:
+        """Run the body on (rows, tokens) ids with a cache that grows; return (rows, tokens, hidden)."""
+        kwargs = {self.cache_argument: cache, "use_cache": cache is not None}
+        output = self.body(input_ids=ids, attention_mask=mask, position_ids=positions, **kwargs)
+        return output[0]
+
+    def trainable(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that training changes."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    @contextlib.contextmanager
+    def as_reference(self) -> Iterator[Policy]:
+        """Yield the frozen starting policy of an adapter model, by switching its adapter off."""
+        with self.model.disable_adapter():
+            yield self
+
+
+@dataclass
+class Reference:
+    """The frozen starting policy: a copy of the weights, or the same weights with the adapter off."""
+
+    policy: Policy
+    uses_adapter: bool
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Policy]:
+        """Yield the reference as a Policy."""
+        if self.uses_adapter:
+            with self.policy.as_reference() as policy:
+                yield policy
+        else:
+            yield self.policy
+
+
+def make_reference(policy: Policy) -> Reference:
+    """Freeze a reference of `policy` as it is now; costs a second copy of the weights without adapters."""
+    if hasattr(policy.model, "disable_adapter"):
+        return Reference(policy, True)
+    memo: dict[int, Any] = {}
+    model = copy.deepcopy(policy.model, memo).requires_grad_(False)
+    body, head = split_head(model, policy.pad_id)
+    fields = {**vars(policy), "model": model, "body": body, "head": head}
+    return Reference(Policy(**fields), False)
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of `name`; auto takes the first visible CUDA device, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ModelError(f"model.device={name} is not a device; use auto, cpu, cuda or cuda:N.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"model.device={name}, but no CUDA device is visible. Use model.device=auto.")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """Return the weights' dtype; auto takes bfloat16 where the device multiplies it natively, else float32."""
+    if name != "auto":
+        return getattr(torch, name)
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return torch.bfloat16 if native else torch.float32
+
+
+def load_hf(config: ModelConfig, path: str) -> Policy:
+    """Load model and tokenizer from `path`; raises ModelError with the reason on one screen."""
+    check_model_path(config, path)
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.set_verbosity_error()
+    hf_logging.disable_progress_bar()
+    device = choose_device(config.device)
+    dtype = torch.float32 if config.kind == "tiny" and config.dtype == "auto" else choose_dtype(config.dtype, device)
+    common: dict[str, Any] = {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
+    if config.gguf_file:
+        common["gguf_file"] = config.gguf_file
+    elif config.safetensors_only:
+        common["use_safetensors"] = True
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **{k: v for k, v in common.items() if k != "use_safetensors"})
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=config.attention, **common)
+    except Exception as error:  # transformers raises many kinds; each ends here as one readable message
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(f"model.path={path} could not be loaded: {type(error).__name__}: {first[:300]}") from error
+    if config.gguf_file:
+        model = _without_quantization(model, dtype)
+    model.to(device)
+    model.config.use_cache = True
+    if config.lora.r > 0:
+        model = _with_adapter(model, config)
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    model.eval()  # dropout off: the ratio of the first minibatch must be 1
+    return wrap(model, tokenizer, device, path)
+
+
+def check_model_path(config: ModelConfig, path: str) -> None:
+    """Refuse, without importing anything heavy, a path that cannot be a model."""
+    if not path:
+        raise ModelError("model.path is not set; model=hf needs a folder or a hub name, e.g. model.path=./my-model.")
+    folder = Path(path).expanduser()
+    looks_local = folder.exists() or path.startswith((".", "/", "~"))
+    if not looks_local:
+        return
+    if not folder.is_dir():
+        raise ModelError(f"model.path={path} is not a folder. Give the folder that holds config.json.")
+    if config.gguf_file:
+        if not (folder / config.gguf_file).is_file():
+            found = ", ".join(sorted(p.name for p in folder.glob("*.gguf"))) or "none"
+            raise ModelError(f"model.gguf_file={config.gguf_file} is not in {path} (GGUF files there: {found}).")
+        return
+    if not (folder / "config.json").is_file():
+        ggufs = ", ".join(sorted(p.name for p in folder.glob("*.gguf")))
+        hint = f" It holds GGUF files ({ggufs}): add model.gguf_file=NAME." if ggufs else ""
+        raise ModelError(f"model.path={path} is not a model folder: it has no config.json.{hint}")
+
+
+def wrap(model: Any, tokenizer: Any, device: torch.device, name: str) -> Policy:
+    """Wrap a loaded model and tokenizer; a missing pad token becomes EOS (masks are by position, so this is safe)."""
+    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+    eos = eos if eos is not None else model.config.eos_token_id
+    ids = {eos} if isinstance(eos, int) else set(eos or [])
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    if not ids:
+        raise ModelError(f"model.path={name} names no end-of-sequence token; set eos_token in its tokenizer.")
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ids)
+    body, head = split_head(model, pad)
+    inner = inner_model(model)
+    parameters = inspect.signature(inner.forward).parameters
+    return Policy(
+        model=model,
+        tokenizer=tokenizer,
+        device=device,
+        eos_ids=tuple(sorted(ids)),
+        pad_id=pad,
+        body=body,
+        head=head,
+        cache_argument="cache" if "cache" in parameters else "past_key_values",
+        window=getattr(inner.config, "max_position_embeddings", 1 << 20),
+        name=name,
+        chat=tokenizer.chat_template is not None,
+    )
+
+
+def inner_model(model: Any) -> Any:
+    """Return the transformers model, inside a peft wrapper or not."""
+    return model.get_base_model() if hasattr(model, "disable_adapter") else model
+
+
+def split_head(model: Any, probe_id: int) -> tuple[Any, Any]:
+    """Return (body, head) with head(body(x)) equal to the model's logits, proved on a short probe."""
+    inner = inner_model(model)
+    body, head = inner.base_model, inner.get_output_embeddings()
+    device = next(inner.parameters()).device
+    probe = torch.arange(4, device=device).unsqueeze(0) + min(probe_id, 1)
+    with torch.no_grad():
+        whole = inner(input_ids=probe, use_cache=False).logits
+        if head is not None and body is not inner:
+            parts = head(body(input_ids=probe, use_cache=False)[0])
+            if parts.shape == whole.shape and torch.allclose(parts, whole, rtol=1e-3, atol=1e-3):
+                return body, head
+    return WholeModel(inner), lambda logits: logits
+
+
+class WholeModel:
+    """A model whose logits stand in for hidden states."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, **kwargs: Any) -> tuple[torch.Tensor]:
+        return (self.model(**kwargs).logits,)
+
+
+def _without_quantization(model: Any, dtype: torch.dtype) -> Any:
+    """Rebuild a GGUF model from its config and weights: as loaded it refuses `save_pretrained` as quantized."""
+    config = copy.deepcopy(model.config)
+    for name in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(config, name):
+            delattr(config, name)
+    generation = model.generation_config
+    rebuilt = type(model)._from_config(config, dtype=dtype, attn_implementation=config._attn_implementation)
+    rebuilt.load_state_dict(model.state_dict())
+    rebuilt.generation_config = generation
+    return rebuilt
+
+
+def _with_adapter(model: Any, config: ModelConfig) -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise ModelError("model.lora.r > 0 needs peft: pip install 'reasonrl[lora]'.") from error
+    lora = config.lora
+    targets = lora.targets if lora.targets == "all-linear" else lora.targets.split(",")
+    settings = peft.LoraConfig(
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        use_dora=lora.dora,
+        task_type="CAUSAL_LM",
+    )
+    return peft.get_peft_model(model, settings)

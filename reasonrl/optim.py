@@ -1,0 +1,115 @@
+"""The optimizer: AdamW on fp32 master weights, learning-rate schedule, gradient clipping."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from reasonrl.lazy import torch
+
+
+@dataclass
+class OptimConfig:
+    """How weights are updated, and how often per rollout."""
+
+    lr: float = 4e-5
+    warmup_steps: int = 5  # rollout steps from lr/warmup to lr
+    schedule: str = "constant"  # constant, linear, cosine (down to 0 at the last step)
+    minibatches: int = 4  # parts of the rollout batch, by prompt
+    inner_epochs: int = 4  # passes over the rollout batch
+    micro_batch_size: int | None = None  # rows per forward and backward; null = the whole minibatch
+    max_grad_norm: float = 1.0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
+    weight_decay: float = 0.0
+
+    @property
+    def updates_per_rollout(self) -> int:
+        """Gradient steps per rollout step."""
+        return self.minibatches * self.inner_epochs
+
+
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+def learning_rate(config: OptimConfig, step: int, num_steps: int) -> float:
+    """Return the learning rate of rollout step `step` (1-based) of `num_steps`."""
+    if step <= config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    done = (step - config.warmup_steps) / max(num_steps - config.warmup_steps, 1)
+    if config.schedule == "linear":
+        return config.lr * (1 - done)
+    if config.schedule == "cosine":
+        return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+    return config.lr
+
+
+class Optimizer:
+    """AdamW that keeps fp32 master copies of weights held in a lower precision.
+
+    Without them an update smaller than half a bf16 ulp (lr 1e-6 on a weight of 0.01) changes nothing.
+    """
+
+    def __init__(self, parameters: list[torch.nn.Parameter], config: OptimConfig) -> None:
+        self.parameters = parameters
+        self.max_grad_norm = config.max_grad_norm
+        self.masters = [p if p.dtype == torch.float32 else p.detach().float().clone() for p in parameters]
+        self.adam = torch.optim.AdamW(
+            self.masters,
+            lr=config.lr,
+            betas=(config.betas[0], config.betas[1]),
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self, lr: float) -> float:
+        """Clip and apply the gradients with learning rate `lr`; return the norm before clipping.
+
+        A non-finite norm leaves weights and moments untouched. Parameters without a gradient count as zero.
+        """
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if master is not parameter:
+                master.grad = parameter.grad.float()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.max_grad_norm or math.inf))
+        if math.isfinite(norm):
+            for group in self.adam.param_groups:
+                group["lr"] = lr
+            self.adam.step()
+            self._copy_back()
+        self.zero_grad()
+        return norm
+
+    def _copy_back(self) -> None:
+        with torch.no_grad():
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                if master is not parameter:
+                    parameter.copy_(master)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return masters and moments by name, for a checkpoint."""
+        named: dict[str, torch.Tensor] = {}
+        for index, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
+            if master is not parameter:
+                named[f"{index}.master"] = master
+            for key, value in self.adam.state.get(master, {}).items():
+                named[f"{index}.{key}"] = value
+        return named
+
+    def load_tensors(self, named: dict[str, torch.Tensor]) -> None:
+        """Continue from a checkpoint's tensors."""
+        for key, value in named.items():
+            index, name = key.split(".", 1)
+            master = self.masters[int(index)]
+            if name == "master":
+                with torch.no_grad():
+                    master.copy_(value)
+            else:
+                # torch keeps `step` on the CPU unless fused on a GPU, where it follows the parameter
+                on_cpu = name == "step" and master.device.type == "cpu"
+                self.adam.state[master][name] = value.clone().to("cpu" if on_cpu else master.device)

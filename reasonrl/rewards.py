@@ -1,0 +1,135 @@
+"""Rewards, kept in parts to the end: correctness, format, soft overlong, repetition, and user functions."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from reasonrl.errors import ConfigError, Mistake
+from reasonrl.lazy import torch
+from reasonrl.overlong import OverlongConfig, soft_overlong_penalty
+from reasonrl.types import Problem, Rollouts
+
+
+@dataclass
+class PartConfig:
+    """One reward part: its weight, and for a user's own part the function that computes it."""
+
+    weight: float = 1.0
+    function: str | None = None  # dotted path; called with (problems, texts) of B rows, returns B numbers
+    decay_to: float | None = None  # weight after the part is learned; None = constant
+    decay_at: float = 0.9  # running mean of the part that starts the decay
+    decay_steps: int = 20  # rollout steps from `weight` to `decay_to`
+
+
+@dataclass
+class RewardConfig:
+    """Which parts make up the reward and what right and wrong are worth."""
+
+    correct: float = 1.0
+    wrong: float = 0.0
+    parts: dict[str, PartConfig] = field(default_factory=lambda: {"correctness": PartConfig()})
+    ngram: int = 4  # repetition: length of the n-grams, tokens
+    random: bool = False  # replace correctness by a coin flip per row: a drift test of the clip, not training
+
+
+THINK = re.compile(r"\s*<think>(?!.*<think>)(.*?)</think>(?!.*</think>)\s*(\S.*)", re.DOTALL)
+
+
+def think_format(text: str) -> bool:
+    """Return whether `<think>...</think>` is there once, in order, with an answer behind it."""
+    match = THINK.fullmatch(text)
+    return match is not None and "<think>" not in match.group(1)
+
+
+def think_format_ids(ids: Sequence[int], open_id: int, close_id: int, blank_ids: frozenset[int] = frozenset()) -> bool:
+    """The same check on token ids, for tokenizers in which the two tags are single tokens."""
+    tags = [token for token in ids if token in (open_id, close_id)]
+    if tags != [open_id, close_id]:
+        return False
+    before = ids[: ids.index(open_id)]
+    after = ids[ids.index(close_id) + 1 :]
+    return all(token in blank_ids for token in before) and any(token not in blank_ids for token in after)
+
+
+def repetition_share(ids: Sequence[int], n: int = 4) -> float:
+    """Return the share of n-grams that repeat an earlier one: 0 = none, near 1 = a loop."""
+    total = len(ids) - n + 1
+    if total <= 0:
+        return 0.0
+    return 1.0 - len({tuple(ids[i : i + n]) for i in range(total)}) / total
+
+
+def load_function(path: str, key: str) -> Callable[[list[Problem], list[str]], Sequence[float]]:
+    """Import a user's reward function by dotted path; raises ConfigError naming `key`."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        allowed = f"must be the dotted path of a function ({error})"
+        raise ConfigError([Mistake(key, path, allowed, "Put its module on PYTHONPATH.")]) from error
+
+
+def reward_parts(
+    config: RewardConfig, overlong: OverlongConfig, rollouts: Rollouts, max_new_tokens: int, format_ok: Callable
+) -> dict[str, torch.Tensor]:
+    """Return every configured part as a (P, G) tensor of raw values, before weights.
+
+    correctness lies between `wrong` and `correct`; format is 0 or 1; repetition is minus the repeated share;
+    overlong_soft is DAPO's punishment times (correct - wrong) / 2, because its -1 belongs to a +-1 reward.
+    """
+    shape = rollouts.correct_PG.shape
+    lengths = rollouts.completions.lengths_B
+    span = config.correct - config.wrong
+    parts: dict[str, torch.Tensor] = {}
+    for name, part in config.parts.items():
+        if part.function is not None:
+            problems = [problem for problem in rollouts.problems for _ in range(shape[1])]
+            values = load_function(part.function, f"reward.parts.{name}.function")(problems, rollouts.texts)
+            parts[name] = torch.tensor([float("nan") if v is None else float(v) for v in values]).view(shape)
+        elif name == "correctness":
+            parts[name] = config.wrong + span * rollouts.correct_PG
+        elif name == "format":
+            parts[name] = torch.tensor([float(format_ok(text)) for text in rollouts.texts]).view(shape)
+        elif name == "repetition":
+            rows = zip(rollouts.completions.ids_BT.tolist(), lengths.tolist(), strict=True)
+            parts[name] = -torch.tensor([repetition_share(ids[:n], config.ngram) for ids, n in rows]).view(shape)
+    if overlong.kind == "soft":
+        penalty = soft_overlong_penalty(lengths, max_new_tokens, overlong.cache_tokens)
+        parts["overlong_soft"] = (penalty * span / 2).view(shape)
+    return parts
+
+
+BUILT_IN_PARTS = ("correctness", "format", "repetition")
+
+
+@dataclass
+class WeightSchedule:
+    """Weights of the parts over the run: a part with `decay_to` keeps its weight until the running mean of its
+    raw value passes `decay_at`, then goes down linearly over `decay_steps` and stays there."""
+
+    parts: dict[str, PartConfig]
+    running: dict[str, float] = field(default_factory=dict)
+    learned_at: dict[str, int] = field(default_factory=dict)
+
+    def update(self, step: int, means: dict[str, float]) -> None:
+        """Take in this step's mean raw values (running mean with momentum 0.9)."""
+        for name, part in self.parts.items():
+            if part.decay_to is None or name not in means:
+                continue
+            value = 0.9 * self.running.get(name, means[name]) + 0.1 * means[name]
+            self.running[name] = value
+            if value > part.decay_at:
+                self.learned_at.setdefault(name, step)
+
+    def weight(self, name: str, step: int) -> float:
+        """Return the weight of part `name` at rollout step `step`; parts without a setting weigh 1."""
+        part = self.parts.get(name)
+        if part is None:
+            return 1.0
+        if part.decay_to is None or name not in self.learned_at:
+            return part.weight
+        done = min((step - self.learned_at[name]) / max(part.decay_steps, 1), 1.0)
+        return part.weight + done * (part.decay_to - part.weight)

@@ -1,0 +1,72 @@
+"""Key-value caches: prefill each prompt once, share it between the rows of its group, drop finished rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reasonrl.lazy import torch
+from reasonrl.models.policy import Policy, inner_model
+
+
+def new_cache(policy: Policy) -> Any:
+    """Return an empty cache that fits the model's layer types."""
+    from transformers import DynamicCache
+
+    return DynamicCache(config=inner_model(policy.model).config)
+
+
+def prefill(policy: Policy, prompts: list[list[int]]) -> tuple[torch.Tensor, Any, torch.Tensor]:
+    """Run P left-padded prompts; return the last hidden state (P, hidden), the cache, and the mask (P, L)."""
+    width = max(len(prompt) for prompt in prompts)
+    ids = torch.full((len(prompts), width), policy.pad_id)
+    mask = torch.zeros((len(prompts), width), dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    ids, mask = ids.to(policy.device), mask.to(policy.device)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache = new_cache(policy)
+    hidden = policy.hidden(ids, None if bool(mask.all()) else mask, positions, cache)
+    return hidden[:, -1], cache, mask
+
+
+def select_rows(cache: Any, rows: torch.Tensor) -> None:
+    """Keep (or repeat) the cache rows named by `rows`, in that order; differentiable."""
+    for layer in cache.layers:
+        if getattr(layer, "keys", None) is not None:
+            layer.keys, layer.values = layer.keys.index_select(0, rows), layer.values.index_select(0, rows)
+
+
+def reserve(cache: Any, num_tokens: int) -> None:
+    """Replace plain growing layers by buffers with room for `num_tokens` more, so that decoding copies nothing.
+
+    Layers of other kinds (sliding window, linear attention) stay as transformers made them.
+    """
+    from transformers.cache_utils import DynamicLayer
+
+    class BufferedLayer(DynamicLayer):
+        """A growing layer that writes into memory taken in advance."""
+
+        length: int
+
+        def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            end = self.length + key_states.shape[-2]
+            self.keys[:, :, self.length : end] = key_states
+            self.values[:, :, self.length : end] = value_states
+            self.length = end
+            return self.keys[:, :, :end], self.values[:, :, :end]
+
+        def get_seq_length(self) -> int:
+            return self.length
+
+    for index, layer in enumerate(cache.layers):
+        if type(layer) is not DynamicLayer:
+            continue
+        buffered = BufferedLayer()
+        rows, heads, length, width = layer.keys.shape
+        buffered.keys = layer.keys.new_empty((rows, heads, length + num_tokens, width))
+        buffered.values = layer.values.new_empty((rows, heads, length + num_tokens, layer.values.shape[-1]))
+        buffered.keys[:, :, :length], buffered.values[:, :, :length] = layer.keys, layer.values
+        buffered.length, buffered.is_initialized = length, True
+        buffered.device, buffered.dtype = layer.keys.device, layer.keys.dtype
+        cache.layers[index] = buffered

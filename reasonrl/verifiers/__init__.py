@@ -1,0 +1,1 @@
+"""Verifiers: is a completion's answer the gold answer, and if not, why not."""
