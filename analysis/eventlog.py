@@ -1,0 +1,217 @@
+"""One run's event log -> Arrow tables of its step rows and evaluations, and a header of everything else."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as pa_json
+
+_STEP = (b'{"type":"step"', b'{"type": "step"')
+_SAMPLES = (b'{"type":"samples"', b'{"type": "samples"')
+# Non-finite numbers are strings in the log; Arrow takes a column of numbers and strings for an error.
+_NON_FINITE = (b'"nan"', b'inf"')
+_RESERVED = ("step", "time", "problems", "samples")
+
+
+@dataclass
+class RunLog:
+    """What one event log holds.
+
+    `steps`: columns step (int64) and one float64 per metric, sorted, one row per step. `evals`: the same for
+    evaluations, with problems (list of int64: number right per held-out problem) and samples (int64: tries
+    per problem). `header` is JSON-able: start, end, alerts, warnings, first_time, last_time (unix seconds),
+    starts (how often the run was begun), and the counts damaged, repeated, bad_values.
+    """
+
+    steps: pa.Table
+    evals: pa.Table
+    header: dict[str, Any]
+
+
+def read_log(path: Path) -> RunLog:
+    """Parse an events.jsonl; lines that cannot be read are left out and counted in `header["damaged"]`."""
+    return parse_log(path.read_bytes())
+
+
+def parse_log(data: bytes, fast: bool = True) -> RunLog:
+    """Parse the bytes of an event log; `fast=False` reads every line as plain JSON (same result)."""
+    lines = data.split(b"\n")
+    torn = bool(lines.pop().strip())  # a line without its newline was cut by a kill
+    header: dict[str, Any] = {"start": None, "end": None, "alerts": [], "warnings": [], "starts": 0}
+    header |= {"first_time": None, "last_time": None, "damaged": int(torn), "repeated": 0, "bad_values": 0}
+    quick = [i for i, line in enumerate(lines) if _is_quick(line)] if fast else []
+    table = _read_quick([lines[i] for i in quick]) if quick else None
+    if table is None:
+        quick = []
+    done = set(quick)
+    rows: list[dict[str, Any]] = []
+    order: list[int] = []
+    evals: dict[int, dict[str, Any]] = {}
+    for index, line in enumerate(lines):
+        if index in done or line.startswith(_SAMPLES) or not line.strip():
+            continue
+        event = _parse(line)
+        row = _take(event, header, evals)
+        if row is not None:
+            rows.append(row)
+            order.append(index)
+    if table is not None:
+        _see_time(header, table.column("time"))
+    steps = _merge(table, _columns(rows), [*quick, *order], header)
+    return RunLog(steps, _eval_table([evals[step] for step in sorted(evals)]), header)
+
+
+def _is_quick(line: bytes) -> bool:
+    return line.startswith(_STEP) and not any(word in line for word in _NON_FINITE)
+
+
+def _read_quick(lines: list[bytes]) -> pa.Table | None:
+    """Step lines as a table (time, step, metrics...), or None when they need the careful reader."""
+    data = b"\n".join(lines) + b"\n"
+    options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
+    try:
+        table = pa_json.read_json(io.BytesIO(data), read_options=options)
+        metrics = table.column("metrics").combine_chunks()
+        step = table.column("step")
+        if table.num_rows != len(lines) or not pa.types.is_integer(step.type) or step.null_count:
+            return None
+        names, arrays = ["time", "step"], [_floats(table.column("time")), step.cast(pa.int64())]
+        for index, member in enumerate(metrics.type):
+            if member.name in _RESERVED:
+                return None
+            names.append(member.name)
+            arrays.append(_floats(metrics.field(index)))
+        return pa.table(arrays, names=names)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError, TypeError):
+        return None
+
+
+def _floats(column: Any) -> Any:
+    kind = column.type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
+        raise TypeError(f"{kind} is not a number")
+    return column.cast(pa.float64())
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return event if isinstance(event, dict) and isinstance(event.get("type"), str) else None
+
+
+def _take(
+    event: dict[str, Any] | None, header: dict[str, Any], evals: dict[int, dict[str, Any]]
+) -> dict[str, Any] | None:
+    """Put one event where it belongs; a step event is given back as a row."""
+    if event is None:
+        header["damaged"] += 1
+        return None
+    _see_time(header, [event.get("time")])
+    kind = event["type"]
+    if kind in ("step", "eval"):
+        step = _whole(event.get("step"))
+        if step is None:
+            header["damaged"] += 1
+            return None
+        metrics = _numbers(event.get("metrics"), header)
+        if kind == "step":
+            return {**metrics, "step": step}
+        evals[step] = {"step": step, "metrics": metrics, **_problems(event)}
+    elif kind == "start":
+        header.update(start=event, end=None, starts=header["starts"] + 1)
+    elif kind == "alert":
+        # A resumed run repeats the alerts of the steps it repeats.
+        same = (event.get("code"), event.get("step"), event.get("severity"))
+        others = [a for a in header["alerts"] if (a.get("code"), a.get("step"), a.get("severity")) != same]
+        header["alerts"] = [*others, event]
+    elif kind == "warning":
+        header["warnings"].append(str(event.get("message", "")))
+    elif kind == "end":
+        header["end"] = event
+    return None
+
+
+def _see_time(header: dict[str, Any], times: Iterable[Any]) -> None:
+    if isinstance(times, pa.ChunkedArray):
+        values = times.to_numpy()
+        values = values[np.isfinite(values)]
+        times = (float(values.min()), float(values.max())) if len(values) else ()
+    for time in times:
+        if isinstance(time, int | float):
+            first, last = header["first_time"], header["last_time"]
+            header["first_time"] = float(time) if first is None else min(first, float(time))
+            header["last_time"] = float(time) if last is None else max(last, float(time))
+
+
+def _whole(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return int(value) if value == int(value) else None
+
+
+def _numbers(metrics: Any, header: dict[str, Any]) -> dict[str, float]:
+    """The metrics that are numbers (the strings "nan", "inf", "-inf" are); the others are counted."""
+    if not isinstance(metrics, dict):
+        return {}
+    out = {}
+    for name, value in metrics.items():
+        if name in _RESERVED:
+            name = f"metric/{name}"
+        try:
+            out[name] = float("nan") if value is None else float(value)
+        except (TypeError, ValueError, OverflowError):
+            header["bad_values"] += 1
+    return out
+
+
+def _problems(event: dict[str, Any]) -> dict[str, Any]:
+    right, samples = event.get("problems"), event.get("samples")
+    sound = isinstance(right, list) and all(isinstance(n, int | float) for n in right)
+    return {"problems": [int(n) for n in right] if sound and right else None, "samples": _whole(samples)}
+
+
+def _eval_table(evals: list[dict[str, Any]]) -> pa.Table:
+    table = _columns([{**each["metrics"], "step": each["step"]} for each in evals])
+    if table is None:
+        table = pa.table({"step": pa.array([], pa.int64())})
+    problems = pa.array([each["problems"] for each in evals], pa.list_(pa.int64()))
+    samples = pa.array([each["samples"] for each in evals], pa.int64())
+    return table.append_column("problems", problems).append_column("samples", samples)
+
+
+def _columns(rows: list[dict[str, Any]]) -> pa.Table | None:
+    if not rows:
+        return None
+    names = dict.fromkeys(name for row in rows for name in row)
+    nan = float("nan")
+    columns = {name: pa.array([row.get(name, nan) for row in rows], pa.float64()) for name in names}
+    return pa.table(columns | {"step": pa.array([row["step"] for row in rows], pa.int64())})
+
+
+def _merge(
+    quick: pa.Table | None, slow: pa.Table | None, lines: list[int], header: dict[str, Any]
+) -> pa.Table:
+    """Both readers' rows by step; `lines` are their places in the log: the last writing of a step is kept."""
+    parts = [quick.drop_columns("time")] if quick is not None else []
+    parts += [slow] if slow is not None else []
+    if not parts:
+        return pa.table({"step": pa.array([], pa.int64())})
+    table = pa.concat_tables(parts, promote_options="default")
+    if len(parts) == 2:
+        table = table.take(pa.array(np.argsort(lines, kind="stable")))
+    step = table.column("step").to_numpy()
+    if np.all(np.diff(step) > 0):
+        return table
+    _, first = np.unique(step[::-1], return_index=True)
+    header["repeated"] = len(step) - len(first)
+    return table.take(pa.array(len(step) - 1 - first))

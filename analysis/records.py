@@ -1,0 +1,319 @@
+"""One row of the `runs` table: what a run was meant to do, how far it came, how it ended, last values."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+
+from analysis.eventlog import RunLog
+
+RUN_COLUMNS = (
+    "key",
+    "name",
+    "arm",
+    "seed",  # -1 when none is recorded
+    "stage",
+    "parent",  # key of the run it was forked from, "" for a run of the plan
+    "status",  # as recorded: finished, stopped, paused, failed; or unfinished, empty, not started
+    "outcome",  # one of OUTCOMES
+    "steps_planned",
+    "steps_done",
+    "reason_code",  # of the alert that stopped it, else ""
+    "reason_title",
+    "reason_message",
+    "error_class",
+    "final_step",  # rollout step of the last evaluation
+    "final_accuracy",  # of the last evaluation
+    "final_entropy",  # nats per token, mean of the last FINAL_ROWS recorded steps
+    "final_length",  # tokens per response, likewise
+    "generated_tokens",  # sum over all steps
+    "seconds",  # sum of time/step, else last event minus first
+    "started",  # unix seconds
+)
+FINAL_ROWS = 5
+# finished; stopped = by an alert; failed = by its own numbers or size (non_finite, oom): both count against
+# the arm. lost = ended by the machine or the program, unfinished = has not ended: neither speaks of the arm.
+OUTCOMES = ("finished", "stopped", "failed", "lost", "unfinished")
+_ARMS_FAULT = ("non_finite", "oom")
+
+
+@dataclass
+class Record:
+    """A row of `runs` with what else is needed of it: alerts, gradient steps per rollout step, log header."""
+
+    key: str
+    row: dict[str, Any]
+    alerts: list[dict[str, Any]] = field(default_factory=list)
+    updates: float = math.nan
+    header: dict[str, Any] = field(default_factory=dict)
+    planned: bool = False
+
+
+def make_record(
+    key: str,
+    log: RunLog | None,
+    entry: Mapping[str, Any] | None,
+    plan: Mapping[str, Any],
+    folder: Path | None,
+) -> Record:
+    """The record of one run from its log (None: there is none yet) and its entry in the plan, if any."""
+    planned, entry = entry is not None, entry or {}
+    header = log.header if log is not None else {}
+    start = header.get("start") or {}
+    config = _config(start, entry, plan, folder)
+    arm = entry.get("arm") or start.get("arm") or entry.get("name") or start.get("name") or key
+    row: dict[str, Any] = dict.fromkeys(RUN_COLUMNS, "")
+    row |= {
+        "key": key,
+        "name": str(entry.get("name") or start.get("name") or key),
+        "arm": str(arm),
+        "seed": _first_int(entry.get("seed"), start.get("seed"), config.get("seed"), default=-1),
+        "stage": str(entry.get("stage") or start.get("stage") or ""),
+        "parent": str(entry.get("parent") or start.get("parent") or ""),
+        "steps_planned": _first_int(entry.get("steps"), start.get("steps"), config.get("steps"), default=0),
+        "steps_done": 0,
+        "started": header.get("first_time") or math.nan,
+    }
+    row |= _ending(log) | _last_numbers(log)
+    row |= {f"config.{name}": value for name, value in flatten(config).items()}
+    return Record(key, row, list(header.get("alerts", [])), _updates(config), header, planned)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as {dotted key: value}; lists become JSON text, so that every value can be compared."""
+    out: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            out |= flatten(value, f"{prefix}{name}.")
+        else:
+            out[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list | Mapping) else value
+    return out
+
+
+def _config(
+    start: Mapping[str, Any], entry: Mapping[str, Any], plan: Mapping[str, Any], folder: Path | None
+) -> dict[str, Any]:
+    """The resolved config: from the start event, else config.yaml, else the plan."""
+    if isinstance(start.get("config"), dict):
+        return start["config"]
+    if folder is not None:
+        try:
+            read = yaml.load(
+                (folder / "config.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            )
+        except (OSError, ValueError, yaml.YAMLError):
+            read = None
+        if isinstance(read, dict):
+            return read
+    shared = (
+        (plan.get("configs") or {}).get(entry.get("config")) if isinstance(entry.get("config"), str) else None
+    )
+    return dict(shared) if isinstance(shared, dict) else {}
+
+
+def _first_int(*values: Any, default: int) -> int:
+    for value in values:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return int(value)
+    return default
+
+
+def _updates(config: Mapping[str, Any]) -> float:
+    optim = config.get("optim") if isinstance(config.get("optim"), Mapping) else {}
+    counts = [optim.get("minibatches"), optim.get("inner_epochs")]
+    return float(math.prod(counts)) if all(isinstance(count, int) for count in counts) else math.nan
+
+
+def _ending(log: RunLog | None) -> dict[str, Any]:
+    if log is None:
+        return {"status": "not started", "outcome": "unfinished"}
+    end = log.header.get("end")
+    if not end:
+        nothing = log.steps.num_rows == 0 and log.evals.num_rows == 0
+        return {"status": "empty" if nothing else "unfinished", "outcome": "unfinished"}
+    status, reason = str(end.get("status")), end.get("reason")
+    error = str(end.get("error_class") or "")
+    alert = reason if isinstance(reason, dict) else {"message": reason or ""}
+    out = {"status": status, "error_class": error, "reason_message": str(alert.get("message", ""))}
+    out |= {"reason_code": str(alert.get("code", "")), "reason_title": str(alert.get("title", ""))}
+    if status == "finished":
+        out["outcome"] = "finished"
+    elif status == "failed":
+        out["outcome"] = "failed" if error in _ARMS_FAULT else "lost"
+    elif status == "stopped" and out["reason_code"]:
+        out["outcome"] = "stopped"
+    else:
+        out["outcome"] = "unfinished"
+    return out
+
+
+def _last_numbers(log: RunLog | None) -> dict[str, Any]:
+    names = ("final_step", "final_accuracy", "final_entropy", "final_length", "generated_tokens", "seconds")
+    out = dict.fromkeys(names, math.nan)
+    if log is None:
+        return out
+    steps, evals, header = log.steps, log.evals, log.header
+    if evals.num_rows:
+        out["final_step"] = evals.column("step")[-1].as_py()
+        if "eval/accuracy" in evals.column_names:
+            value = evals.column("eval/accuracy")[-1].as_py()
+            out["final_accuracy"] = math.nan if value is None else value
+    if steps.num_rows:
+        out["steps_done"] = steps.column("step")[-1].as_py()
+        out["final_entropy"] = _tail_mean(steps, "entropy/mean")
+        out["final_length"] = _tail_mean(steps, "length/mean")
+        out["generated_tokens"] = _total(steps, "data/generated_tokens")
+        out["seconds"] = _total(steps, "time/step")
+    if math.isnan(out["seconds"]) and header.get("last_time") is not None:
+        out["seconds"] = header["last_time"] - header["first_time"]
+    return out
+
+
+def _column(table: pa.Table, name: str) -> np.ndarray:
+    if name not in table.column_names:
+        return np.array([])
+    return table.column(name).to_numpy()
+
+
+def _tail_mean(table: pa.Table, name: str) -> float:
+    values = _column(table, name)[-FINAL_ROWS:]
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else math.nan
+
+
+def _total(table: pa.Table, name: str) -> float:
+    values = _column(table, name)
+    values = values[np.isfinite(values)]
+    return float(values.sum()) if len(values) else math.nan
+
+
+def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[Record], list[Record]]:
+    """Arms in the plan's order, then seeds; runs of an earlier plan that planned ones replace come apart."""
+    taken = {
+        (r.row["arm"], r.row["seed"], r.row["stage"]) for r in records if r.planned and not r.row["parent"]
+    }
+    kept, left_out = [], []
+    for record in records:
+        place = (record.row["arm"], record.row["seed"], record.row["stage"])
+        replaced = not record.planned and not record.row["parent"] and place in taken
+        (left_out if replaced else kept).append(record)
+    arms = {str(arm): index for index, arm in enumerate(plan.get("arms") or [])}
+
+    def place_of(record: Record) -> tuple[Any, ...]:
+        row, started = record.row, record.row["started"]
+        known = arms.get(row["arm"], len(arms))
+        late = started if math.isfinite(started) else math.inf
+        return (
+            known,
+            row["arm"] if known < len(arms) else "",
+            row["parent"] != "",
+            row["seed"],
+            late,
+            record.key,
+        )
+
+    return sorted(kept, key=place_of), left_out
+
+
+def notes_about(records: list[Record], left_out: list[Record], plan: Mapping[str, Any]) -> list[str]:
+    """Everything about the runs that a reader of the numbers must know, one sentence for each kind."""
+
+    def having(test: Callable[[Record], Any]) -> list[Record]:
+        return [record for record in records if test(record)]
+
+    notes = []
+    if not records:
+        notes.append("There are no runs in this folder.")
+    kinds: list[tuple[str, list[Record], Callable[[Record], str]]] = [
+        ("not started yet", having(lambda r: r.row["status"] == "not started"), _title),
+        ("empty log, nothing recorded", having(lambda r: r.row["status"] == "empty"), _title),
+        ("not finished (running, paused or killed)", having(_half_done), _progress),
+        ("stopped by an alert", having(lambda r: r.row["outcome"] == "stopped"), _reason),
+        ("failed by its own numbers or size", having(lambda r: r.row["outcome"] == "failed"), _reason),
+        ("lost to the machine or the program", having(lambda r: r.row["outcome"] == "lost"), _reason),
+        ("lines that cannot be read, left out", having(lambda r: r.header.get("damaged")), _count("damaged")),
+        (
+            "steps written twice, the last writing kept",
+            having(lambda r: r.header.get("repeated")),
+            _count("repeated"),
+        ),
+        (
+            "values that are not numbers, left out",
+            having(lambda r: r.header.get("bad_values")),
+            _count("bad_values"),
+        ),
+        ("last evaluation is not a number", having(_nan_accuracy), _title),
+        ("no evaluation recorded", having(_no_eval), _title),
+        ("not in the plan, shown all the same", having(lambda r: plan.get("runs") and not _known(r)), _title),
+        ("from an earlier plan, left out", left_out, lambda r: f"{_title(r)} {r.key}"),
+    ]
+    for words, group, describe in kinds:
+        if group:
+            runs = "1 run" if len(group) == 1 else f"{len(group)} runs"
+            notes.append(f"{runs}: {words}: {_list(map(describe, group))}.")
+    return notes + _unequal(records)
+
+
+def _list(names: Iterable[str], most: int = 8) -> str:
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _title(record: Record) -> str:
+    return (
+        f"{record.row['arm']} seed {record.row['seed']}"
+        if record.row["seed"] >= 0
+        else str(record.row["arm"])
+    )
+
+
+def _progress(record: Record) -> str:
+    return f"{_title(record)} at step {record.row['steps_done']} of {record.row['steps_planned']}"
+
+
+def _reason(record: Record) -> str:
+    row = record.row
+    why = " ".join(part for part in (row["reason_code"], row["reason_title"]) if part)
+    return (
+        f"{_title(record)} at step {row['steps_done']} ({why or row['reason_message'] or row['error_class']})"
+    )
+
+
+def _count(name: str) -> Callable[[Record], str]:
+    return lambda record: f"{_title(record)} {record.header[name]}"
+
+
+def _half_done(record: Record) -> bool:
+    return record.row["outcome"] == "unfinished" and record.row["status"] not in ("not started", "empty")
+
+
+def _nan_accuracy(record: Record) -> bool:
+    return math.isnan(record.row["final_accuracy"]) and math.isfinite(record.row["final_step"])
+
+
+def _no_eval(record: Record) -> bool:
+    return math.isnan(record.row["final_step"]) and record.row["status"] not in ("not started", "empty")
+
+
+def _known(record: Record) -> bool:
+    return record.planned or bool(record.row["parent"])
+
+
+def _unequal(records: list[Record]) -> list[str]:
+    seeds: dict[str, set[int]] = {}
+    for record in records:
+        if not record.row["parent"] and record.row["seed"] >= 0:
+            seeds.setdefault(record.row["arm"], set()).add(record.row["seed"])
+    if len(seeds) < 2 or len({frozenset(group) for group in seeds.values()}) == 1:
+        return []
+    each = ", ".join(f"{arm} {len(group)} ({_list(map(str, sorted(group)))})" for arm, group in seeds.items())
+    return [f"The arms have different seeds: {each}; comparisons use the seeds two arms share."]
