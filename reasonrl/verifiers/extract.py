@@ -72,7 +72,7 @@ def markers(text: str, accept: Callable[[str], bool]) -> list[Span]:
     """Return the `####` answers whose line `accept` can read (others are headings, which end nothing)."""
     found = []
     starts = [match.start() for match in _MARKER.finditer(text)]
-    for start, following in zip(starts, [*starts[1:], len(text)], strict=True):
+    for start, following in zip(starts, [*starts, len(text)][1:], strict=True):
         body = start + 4
         while body < following and text[body] in " \t\r\n:*":
             body += 1

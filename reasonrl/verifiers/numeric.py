@@ -9,40 +9,50 @@ within one part in 10^9. A product, a sum, a power tower or a list is no number 
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from reasonrl.types import Verdict
 from reasonrl.verifiers.extract import after_thinking, cued, stated
 from reasonrl.verifiers.reading import Reading, read_last, read_span
 
+if TYPE_CHECKING:
+    from reasonrl.verifiers import Options
+
 TOLERANCE = Fraction(1, 10**9)
 MAX_BARE = 200  # characters of a completion that may be nothing but its answer
 
 
-def read_gold(text: str, percent: bool = False) -> str | None:
+def read_gold(text: str, options: Options) -> str | None:
     """Return the gold number as text ("180", "1/3"), reduced from a bare number or a worked solution; else None.
 
     A solution is reduced by its marker, its last box or its last "the answer is"; its other numbers never count.
     """
-    readings = _readings(text, percent, fallback=False)
-    if not readings or any(reading.several for reading in readings) or len({r.value for r in readings}) != 1:
-        return None
-    return str(readings[0].value)
+    return _single(_readings(text, options.percent, fallback=False))
 
 
-def verify(gold: str, text: str, percent: bool = False, fallback: bool = True) -> Verdict:
+def answer(text: str, options: Options) -> str | None:
+    """Return the number a completion states, as a fraction in lowest terms; None when there is none or several."""
+    return _single(_readings(after_thinking(text), options.percent, fallback=True))
+
+
+def verify(gold: str, text: str, options: Options, finished: bool = True) -> Verdict:
     """Compare the number a completion states with `gold` (a text from `read_gold`).
 
     Order: the box, `####` line or answer tag stated last; then the last "the answer is"; then a completion that
-    is a number and nothing else; then, with `fallback`, the last number of the text. "wrong" is also the reason
+    is a number and nothing else; then, if the text is `finished`, its last number. "wrong" is also the reason
     when several different numbers are given as the answer.
     """
-    readings = _readings(after_thinking(text), percent, fallback)
+    readings = _readings(after_thinking(text), options.percent, fallback=finished)
     if not readings:
         return Verdict(0.0, "not_extracted")
-    if any(reading.several for reading in readings) or len({reading.value for reading in readings}) > 1:
-        return Verdict(0.0, "wrong")
-    value = readings[0].value
-    return Verdict(1.0, "correct") if value is not None and equal(Fraction(gold), value) else Verdict(0.0, "wrong")
+    said = _single(readings)
+    return Verdict(1.0, "correct") if said and equal(Fraction(gold), Fraction(said)) else Verdict(0.0, "wrong")
+
+
+def _single(readings: list[Reading]) -> str | None:
+    if not readings or any(reading.several for reading in readings) or len({r.value for r in readings}) != 1:
+        return None
+    return str(readings[0].value)
 
 
 def equal(gold: Fraction, answer: Fraction) -> bool:

@@ -20,7 +20,7 @@ _GROUPED = (
 )
 _TAIL = r"(?:[eE][+-]?[0-9]{1,5}(?![0-9A-Za-z]))?"
 _WORDS = r"[A-Za-z\u00b5\u0370-\u03ff]+(?:['-][A-Za-z]+)*\.?"
-_TOKENS = rf"(?P<bad>(?:NUMBER)[,.'_:][0-9][0-9,.'_:]*|\\[A-Za-z]+|\\.)|(?P<number>(?:NUMBER){_TAIL})|" \
+_TOKENS = rf"(?P<bad>(?>NUMBER)[,.'_:][0-9][0-9,.'_:]*|\\[A-Za-z]+|\\.)|(?P<number>(?>NUMBER){_TAIL})|" \
           rf"(?P<money>US\$|[$\u20ac\u00a3\u00a5\u20b9])|(?P<word>{_WORDS})|(?P<sign>\S)"  # fmt: skip
 
 
@@ -109,14 +109,22 @@ def read_last(text: str, percent: bool) -> Reading | None:
     tokens = tokens_of(plain(text), prose=True)
     last, index = None, 0
     while index < len(tokens):
-        token = tokens[index]
-        signed = token.text in "+-" and (index == 0 or tokens[index - 1].kind != "number")
-        if token.kind not in ("number", "money", "bad") and not (signed and _number_soon(tokens, index)):
+        token, before = tokens[index], tokens[index - 1] if index else None
+        sign = token.text in "+-" and (before is None or before.kind not in ("number", "word"))
+        sign = sign and _number_soon(tokens, index) and tokens[index + 1].glued
+        if token.kind not in ("number", "money", "bad") and not sign:
             index += 1
             continue
         last = read_at(tokens, index, percent)
+        if before is not None and before.text in ("+", "*", "/", "^") or (before is not None and _is_minus(tokens, index)):
+            last = Reading(None, last.next)
         index = max(last.next, index + 1)
     return last if last and last.value is not None else None
+
+
+def _is_minus(tokens: list[Token], index: int) -> bool:
+    """Whether the dash before this number subtracts it from something (a dash that opens a line is a bullet)."""
+    return tokens[index - 1].text == "-" and index > 1 and tokens[index - 2].kind in ("number", "word")
 
 
 def read_at(tokens: list[Token], index: int, percent: bool) -> Reading:
