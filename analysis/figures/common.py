@@ -1,0 +1,250 @@
+"""What several figures share: mean over seeds, arm lines, stop marks, labels at line ends, the second step axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from scipy.special import stdtrit
+
+from analysis.style import ALERT, MUTED, PAPER, ArmStyle
+
+LABELS = {
+    "eval/accuracy": "Held-out accuracy",
+    "eval/pass_at_k": "Held-out pass@k",
+    "eval/length": "Held-out length (tokens)",
+    "eval/truncated": "Held-out truncated share",
+    "entropy/mean": "Policy entropy (nats/token)",
+    "reward/total": "Training reward",
+    "reward/correctness": "Correctness reward",
+    "reward/format": "Format reward",
+    "clip/fraction": "Clipped tokens (share)",
+    "length/mean": "Response length (tokens)",
+    "length/truncated": "Truncated responses (share)",
+    "groups/flat": "Flat groups (share)",
+    "kl/ref": "KL to reference (nats/token)",
+    "shift/kl_old": "Policy shift k3 (nats/token)",
+    "optim/grad_norm": "Gradient norm",
+    "advantage/std": "Advantage std",
+}
+
+
+def axis_label(metric: str) -> str:
+    """Words and unit of a metric for an axis; a reward part or unknown name is spelled as recorded."""
+    if metric in LABELS:
+        return LABELS[metric]
+    group, _, name = metric.partition("/")
+    return f"{name.replace('_', ' ').capitalize()} reward" if group == "reward" else metric
+
+
+def mean_over_seeds(points: pd.DataFrame, x: str, y: str, confidence: float = 0.95) -> pd.DataFrame:
+    """Mean of `y` over the seeds of each arm at each `x`, with a t interval of that mean.
+
+    Returns one row per (arm, x): mean, low, high (NaN with fewer than two seeds), n. Rows without a finite `y`
+    do not count.
+    """
+    usable = points[np.isfinite(points[y].astype(float))]
+    grouped = usable.groupby(["arm", x], sort=False, observed=True)[y]
+    table = grouped.agg(["mean", "std", "count"]).reset_index().rename(columns={"count": "n"})
+    n = table["n"].to_numpy(float)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        half = np.where(n > 1, stdtrit(n - 1, 0.5 + confidence / 2) * table["std"] / np.sqrt(n), math.nan)
+    table["low"], table["high"] = table["mean"] - half, table["mean"] + half
+    order = {arm: index for index, arm in enumerate(dict.fromkeys(points["arm"]))}
+    table = table.sort_values(
+        ["arm", x], key=lambda column: column.map(order) if column.name == "arm" else column
+    )
+    return table[["arm", x, "mean", "low", "high", "n"]].reset_index(drop=True)
+
+
+def draw_arm(
+    ax: Axes, summary: pd.DataFrame, x: str, style: ArmStyle, seeds: int, marked: bool, place: int = 0
+) -> None:
+    """One arm: mean line and band; both faint from where one of its `seeds` runs has already left.
+
+    `marked` puts a marker on every point, else on about six, shifted by the arm's `place` so that they do not
+    cover each other.
+    """
+    xs, mean = summary[x].to_numpy(float), summary["mean"].to_numpy(float)
+    whole = summary["n"].to_numpy() >= seeds
+    last = int(np.flatnonzero(whole)[-1]) + 1 if whole.any() else 0
+    every = 1 if marked else max(1, math.ceil(len(xs) / 6))
+    look: dict[str, Any] = {"color": style.colour, "marker": style.marker, "linestyle": style.dash}
+    look |= {"markeredgecolor": PAPER, "markeredgewidth": 0.4, "gid": f"arm:{summary['arm'].iloc[0]}"}
+    look["markevery"] = every if marked else (place * every // 4 % every, every)
+    ax.plot(xs[:last], mean[:last], zorder=3, **look)
+    tail = slice(max(last - 1, 0), None)
+    if last < len(xs):  # survivors only: shown, but not as the arm's mean
+        ax.plot(xs[tail], mean[tail], zorder=2.6, alpha=0.45, linewidth=0.9, **look)
+    low, high = summary["low"].to_numpy(float), summary["high"].to_numpy(float)
+    for part, alpha in ((slice(0, last), 0.14), (tail, 0.05 if last < len(xs) else 0.0)):
+        if alpha and np.isfinite(low[part]).any():
+            ax.fill_between(
+                xs[part], low[part], high[part], color=style.colour, alpha=alpha, linewidth=0, zorder=1.5
+            )
+
+
+def fit_height(ax: Axes, lines: Sequence[float], bands: Sequence[float], share: bool = False) -> None:
+    """Set the height of a panel by its lines; bands may add half of that range on each side (the interval of two
+    seeds is often far wider than all that happens). `share` keeps within 0 to 1."""
+    values = np.asarray(lines, float)
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return
+    low, high = float(values.min()), float(values.max())
+    least = 0.05 if share else 0.02 * max(abs(high), abs(low)) or 1.0  # rounding must not look like a trend
+    if high - low < least:
+        low, high = (low + high - least) / 2, (low + high + least) / 2
+    room = high - low
+    wide = np.asarray(bands, float)
+    wide = wide[np.isfinite(wide)]
+    if len(wide):
+        low, high = max(low - room / 2, min(low, wide.min())), min(high + room / 2, max(high, wide.max()))
+    low, high = low - 0.06 * room, high + 0.06 * room
+    if share:
+        low, high = max(low, -0.02), min(high, 1.02)
+    ax.set_ylim(low, high)
+
+
+def mark_stops(ax: Axes, stops: pd.DataFrame, styles: Mapping[str, ArmStyle]) -> None:
+    """A cross and the code where a run was stopped; `stops` has arm, x, y, code. Near ones share one label."""
+    if stops.empty:
+        return
+    for arm, part in stops.groupby("arm", sort=False, observed=True):
+        ax.plot(part["x"], part["y"], linestyle="none", marker="x", markersize=5, markeredgewidth=1.4)
+        ax.lines[-1].set(color=styles[str(arm)].colour, zorder=5)
+    low, high = ax.get_xlim()
+    wide = (high - low) or 1.0
+    bottom, top = ax.get_ylim()
+    tall = (top - bottom) or 1.0
+    groups: list[list[Any]] = []  # [x, y, {code: count}]
+    for x, y, code in stops[["x", "y", "code"]].itertuples(index=False):
+        for group in groups:
+            if abs(group[0] - x) / wide < 0.09 and abs(group[1] - y) / tall < 0.09:
+                group[2][code] = group[2].get(code, 0) + 1
+                break
+        else:
+            groups.append([x, y, {code: 1}])
+    for x, y, codes in groups:
+        text = ", ".join(code if count == 1 else f"{code} ×{count}" for code, count in codes.items())
+        left = (x - low) / wide > 0.8
+        above = (y - bottom) / tall < 0.85
+        ax.annotate(
+            text,
+            (x, y),
+            xytext=(-4 if left else 4, 5 if above else -5),
+            textcoords="offset points",
+            ha="right" if left else "left",
+            va="bottom" if above else "top",
+            fontsize=6.5,
+            color=ALERT,
+            zorder=6,
+            bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
+        )
+
+
+def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float, ArmStyle]]) -> None:
+    """Write each arm's name right of the axes at the height of its line's end, moved apart where they would
+    touch; `ends` holds (name, x, y, style)."""
+    if not ends:
+        return
+    figure = ax.figure.get_figure(root=True)
+    figure.draw_without_rendering()
+    height_pt = ax.get_window_extent().height * 72 / figure.dpi
+    gap = 9.0 / max(height_pt, 1.0)
+    places = [ax.transAxes.inverted().transform(ax.transData.transform((x, y))) for _, x, y, _ in ends]
+    wanted = [min(max(float(place[1]), 0.0), 1.0) for place in places]
+    levels = spread(wanted, gap)
+    for (name, x, y, style), place, level, height in zip(ends, places, levels, wanted, strict=True):
+        line = None
+        if abs(level - height) > 0.01 or place[0] < 0.95:
+            line = {"arrowstyle": "-", "color": style.colour, "linewidth": 0.5, "linestyle": ":"}
+            line |= {"relpos": (0, 0.5), "shrinkA": 1, "shrinkB": 3}
+        ax.annotate(
+            name,
+            (x, y),
+            xytext=(1.03, level),
+            textcoords="axes fraction",
+            va="center",
+            ha="left",
+            fontsize=7,
+            color=style.text,
+            arrowprops=line,
+            annotation_clip=False,
+        )
+
+
+def spread(wanted: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
+    """Positions near `wanted`, at least `gap` apart, inside [low, high] when they fit; order kept.
+
+    The least-squares answer: blocks of touching labels sit at the mean of what their members wanted.
+    """
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    blocks: list[tuple[float, list[int]]] = []
+    for index in order:
+        blocks.append((wanted[index], [index]))
+        while len(blocks) > 1 and _bottom(blocks[-1], gap) - _top(blocks[-2], gap) < gap - 1e-12:
+            (centre_a, one), (centre_b, two) = blocks[-2], blocks[-1]
+            members = one + two
+            weight = (centre_a * len(one) + centre_b * len(two)) / len(members)
+            blocks[-2:] = [(weight, members)]
+    result = [0.0] * len(wanted)
+    floor = low
+    for block in blocks:
+        start = max(_bottom(block, gap), floor)
+        for offset, index in enumerate(block[1]):
+            result[index] = start + offset * gap
+        floor = start + len(block[1]) * gap
+    limit = high
+    for index in reversed(order):  # push back what was pushed over the top
+        result[index] = min(result[index], limit)
+        limit = result[index] - gap
+    return result
+
+
+def _bottom(block: tuple[float, list[int]], gap: float) -> float:
+    return block[0] - gap * (len(block[1]) - 1) / 2
+
+
+def _top(block: tuple[float, list[int]], gap: float) -> float:
+    return block[0] + gap * (len(block[1]) - 1) / 2
+
+
+def step_axes(ax: Axes, updates: float | None, below: bool = True, above: bool = True) -> None:
+    """Rollout steps below; gradient steps on top when all runs make the same number of updates per step.
+
+    In a column of panels only the lowest is named `below` and only the highest carries the axis `above`.
+    """
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if below:
+        ax.set_xlabel("Rollout step")
+    if updates is None or not above:
+        return
+    top = ax.secondary_xaxis("top", functions=(lambda x: x * updates, lambda x: x / updates))
+    top.set_xlabel(f"Gradient step ({updates:g} per rollout step)", fontsize=6.5, color=MUTED)
+    top.tick_params(labelsize=6.5, colors=MUTED)
+    top.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    top.spines["top"].set_color(MUTED)
+
+
+def say_missing(ax: Axes, text: str) -> None:
+    """An empty panel that says what is missing instead of a blank or invented curve."""
+    ax.set_xticks([])
+    ax.set_yticks([])
+    ax.grid(False)
+    for spine in ax.spines.values():
+        spine.set(visible=True, color=MUTED, linestyle=(0, (2, 2)))
+    ax.text(
+        0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=MUTED, wrap=True, fontsize=7
+    )
+
+
+def add_note(ax: Axes, text: str) -> None:
+    """A small remark inside the lower left corner of a panel."""
+    ax.annotate(text, (0.02, 0.03), xycoords="axes fraction", fontsize=6, color=MUTED, zorder=7)
+    ax.texts[-1].set_bbox({"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6})
