@@ -95,7 +95,7 @@ class SweepRoot(Config):
 
 
 def register() -> None:
-    """Store the schema as `base_config`, so that an unknown key or a wrong type is an error at composition."""
+    """Store the schema as `base_config`: an unknown key or a wrong type is an error at composition."""
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name="base_config", node=SweepRoot, provider="reasonrl")
@@ -142,5 +142,7 @@ def validate_sweep(cfg: Mapping[str, Any]) -> list[Mistake]:
             )
         )
     if not sweep["seeds"]:
-        mistakes.append(Mistake("sweep.seeds", [], "needs at least one seed", "For instance sweep.seeds=[0,1,2]."))
+        mistakes.append(
+            Mistake("sweep.seeds", [], "needs at least one seed", "For instance sweep.seeds=[0,1,2].")
+        )
     return mistakes

@@ -1,0 +1,227 @@
+"""Arms of an ablation and the reasons to refuse them: broken, inert (changes nothing) or confounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from reasonrl.config import from_dict, validate
+from reasonrl.errors import Mistake
+from sweeps import overrides as ov
+from sweeps.compose import Composer, flatten
+from sweeps.types import Params
+
+# Above this many arms (grids), single overrides are no longer taken away one by one to find idle ones.
+MAX_SINGLE_CHECKS = 64
+
+
+@dataclass
+class Arm:
+    """One configuration of the plan; `crossed` are its overrides from swept keys or a grid cell."""
+
+    name: str
+    overrides: list[str]
+    params: Params = field(default_factory=dict)
+    crossed: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    effective: dict[str, Any] = field(default_factory=dict)  # canonical form, flat
+
+
+def check_arms(
+    arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer
+) -> tuple[list[Mistake], list[str]]:
+    """Compose and judge all arms; fills in their configs and returns every mistake and every warning."""
+    mistakes = _compose(arms, composer)
+    if sweep["baseline"] and sweep["baseline"] not in [arm.name for arm in arms]:
+        names = ", ".join(arm.name for arm in arms)
+        mistakes.append(Mistake("sweep.baseline", sweep["baseline"], f"no such arm; the arms are {names}"))
+    sound = [arm for arm in arms if arm.effective]
+    if mistakes or not sound:
+        return mistakes, []
+    mistakes += _inert(sound)
+    if len(arms) <= MAX_SINGLE_CHECKS:
+        mistakes += [mistake for arm in sound for mistake in _idle_overrides(arm, composer)]
+    mistakes += _confounded(sound, sweep, composer)
+    return mistakes, _once(warning for arm in sound for warning in _shadowed(arm, composer))
+
+
+def _compose(arms: Sequence[Arm], composer: Composer) -> list[Mistake]:
+    found: dict[str, list[Mistake]] = {}
+    for arm in arms:
+        try:
+            arm.config = composer.apply(arm.overrides)
+            typed = from_dict(arm.config)
+            found[arm.name] = validate(typed)
+        except Exception:
+            found[arm.name] = composer.mistakes(arm.overrides)
+            if not found[arm.name]:
+                raise
+        if not found[arm.name]:
+            arm.effective = composer.canonical(arm.config)
+    if not any(found.values()):
+        return []
+    shared = set.intersection(*(set(map(str, wrong)) for wrong in found.values()))
+    mistakes = []
+    for name, wrong in found.items():
+        for mistake in wrong:
+            own = str(mistake) not in shared and len(arms) > 1
+            key = f"{name}: {mistake.key}" if own else mistake.key
+            mistakes.append(Mistake(key, mistake.value, mistake.allowed, mistake.cure))
+    return mistakes
+
+
+def _inert(arms: Sequence[Arm]) -> list[Mistake]:
+    first: dict[str, Arm] = {}
+    mistakes = []
+    for arm in arms:
+        form = repr(sorted(arm.effective.items()))
+        if form in first:
+            other = first[form]
+            mistakes.append(
+                Mistake(
+                    "sweep.arms",
+                    arm.name,
+                    f"changes nothing against {other.name}: {_why_inert(arm, other)}",
+                    "Remove the arm or change a setting that has an effect.",
+                )
+            )
+        first.setdefault(form, arm)
+    return mistakes
+
+
+def _why_inert(arm: Arm, other: Arm) -> str:
+    keys = differences(dict(flatten(arm.config)), dict(flatten(other.config)))
+    if not keys:
+        return "both set the same values"
+    optim = arm.config.get("optim", {})
+    if (
+        all(key.startswith("loss.") for key in keys)
+        and optim.get("minibatches") == optim.get("inner_epochs") == 1
+    ):
+        return (
+            "with one update per rollout (optim.minibatches=1, optim.inner_epochs=1) the ratio is 1, "
+            f"so {', '.join(keys)} cannot act"
+        )
+    return f"{', '.join(keys)} has no effect under the chosen kinds{_kinds(arm, keys)}"
+
+
+def _kinds(arm: Arm, keys: Iterable[str]) -> str:
+    sections = sorted({key.split(".")[0] for key in keys})
+    kinds = [f"{name}.kind={arm.config[name]['kind']}" for name in sections
+             if isinstance(arm.config.get(name), dict) and "kind" in arm.config[name]]  # fmt: skip
+    return f" ({', '.join(kinds)})" if kinds else ""
+
+
+def _idle_overrides(arm: Arm, composer: Composer) -> list[Mistake]:
+    """Value overrides of an arm that could be left out without any effect, although they change a value."""
+    mistakes = []
+    if len(arm.overrides) < 2:
+        return []
+    for text in arm.overrides:
+        if ov.key_of(text) in ("algo",) or composer.is_group_choice(text):
+            continue
+        rest = [other for other in arm.overrides if other != text]
+        try:
+            without = composer.apply(rest)
+            typed = from_dict(without)
+            if validate(typed) or without == arm.config:
+                continue
+            if composer.canonical(without) == arm.effective:
+                key, _, value = text.partition("=")
+                mistakes.append(
+                    Mistake(
+                        f"{arm.name}: {key.lstrip('+')}",
+                        value,
+                        f"has no effect in this arm{_kinds(arm, [ov.key_of(text)])}",
+                        "Remove it.",
+                    )
+                )
+        except Exception:  # noqa: S112 - the rest alone need not be a valid config
+            continue
+    return mistakes
+
+
+def _confounded(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer) -> list[Mistake]:
+    """Arms that differ from the baseline in a key no factor covers, or in two factors unannounced."""
+    # Crossed keys form a full factorial, which confounds nothing: judge the named arms within one cell of it.
+    cell = [arm for arm in arms if arm.crossed == arms[0].crossed]
+    baseline = next((arm for arm in cell if arm.name == sweep["baseline"]), cell[0])
+    mistakes = []
+    factors = list(sweep["factors"])
+    parts = {part.strip() for factor in factors for part in factor.split("+")}
+    for part in sorted(parts):
+        if part not in arms[0].config and not composer.options(part) and not _is_key(part, arms[0].config):
+            mistakes.append(Mistake("sweep.factors", part, "is no key, section or config group"))
+    for arm in cell:
+        if arm is baseline:
+            continue
+        keys = differences(arm.effective, baseline.effective)
+        changed = {ov.key_of(text) for text in set(arm.overrides) ^ set(baseline.overrides)}
+        if factors:
+            if any(_covers(factor, keys) or _covers(factor, changed) for factor in factors):
+                continue
+            outside = [key for key in keys if not any(_under(key, part) for part in parts)]
+            if outside:
+                mistakes.append(
+                    Mistake(
+                        "sweep.arms",
+                        arm.name,
+                        f"is confounded: it differs from {baseline.name} in "
+                        f"{', '.join(outside)}, which sweep.factors ({', '.join(factors)}) does not list",
+                        "Set it in every arm, or list it.",
+                    )
+                )
+                continue
+        elif len({key.split(".")[0] for key in keys}) <= 1 or len(changed) == 1:
+            continue
+        hit = sorted({next((p for p in sorted(parts) if _under(key, p)), key.split(".")[0]) for key in keys})
+        mistakes.append(
+            Mistake(
+                "sweep.arms",
+                arm.name,
+                f"is confounded: it differs from {baseline.name} in {len(hit)} factors at once "
+                f"({', '.join(hit)}), so an effect has no owner",
+                f"Split the arm, or say so: sweep.factors=['{'+'.join(hit)}'].",
+            )
+        )
+    return mistakes
+
+
+def _shadowed(arm: Arm, composer: Composer) -> list[str]:
+    """Values of a group choice that something later in the config (a sweep file, an override) sets over."""
+    warnings = []
+    set_here = {ov.key_of(text) for text in arm.overrides}
+    flat = dict(flatten(arm.config))
+    for text in arm.overrides:
+        if not composer.is_group_choice(text):
+            continue
+        group, _, option = text.lstrip("+").partition("=")
+        for key, value in composer.choice_values(group, option).items():
+            if key in flat and key not in set_here and flat[key] != value and not str(value).startswith("${"):
+                warnings.append(f"arm {arm.name}: {text} wants {key}={value}, but the sweep file or command "
+                                f"sets {key}={flat[key]}, which wins")  # fmt: skip
+    return warnings
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The keys in which two flat configs differ, sorted."""
+    missing = object()
+    return sorted(key for key in {*one, *other} if one.get(key, missing) != other.get(key, missing))
+
+
+def _covers(factor: str, keys: Iterable[str]) -> bool:
+    parts = [part.strip() for part in factor.split("+")]
+    return all(any(_under(key, part) for part in parts) for key in keys)
+
+
+def _under(key: str, part: str) -> bool:
+    return key == part or key.startswith(f"{part}.")
+
+
+def _is_key(part: str, config: Mapping[str, Any]) -> bool:
+    return any(_under(key, part) for key, _ in flatten(config))
+
+
+def _once(warnings: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(warnings))

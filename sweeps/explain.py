@@ -1,0 +1,225 @@
+"""Every mistake in a set of overrides at once, where Hydra stops at the first."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from reasonrl.config import from_dict, validate
+from reasonrl.errors import ConfigError, Mistake
+from sweeps import overrides as ov
+from sweeps.config import run_section
+
+_FULL_KEY = re.compile(r"full_key:\s*(\S+)")
+_IN_FILE = re.compile(r"In '([^']+)'")
+
+
+def explain(loader: Any, texts: Sequence[str], config_name: str = "config") -> list[Mistake]:
+    """The mistakes of `texts`, each judged apart, then those of the config composed from the sound ones."""
+    mistakes: list[Mistake] = []
+    sound: list[str] = []
+    later: list[str] = []
+    for text in texts:
+        problem = _unreadable(text)
+        if problem:
+            mistakes.append(problem)
+        elif _is_group(loader, text):
+            wrong = _group_mistakes(loader, text)
+            mistakes += wrong
+            sound += [] if wrong else [text]
+        else:
+            later.append(text)
+    try:
+        cfg = _load(loader, [*sound, *_searchpath(later)], config_name)
+    except Exception as error:
+        return [*mistakes, broken(error, None)]
+    for text in later:
+        problem = _value_mistake(cfg, loader, text)
+        if problem:
+            mistakes.append(problem)
+        else:
+            sound.append(text)
+    try:
+        cfg = _load(loader, sound, config_name)
+        from sweeps.compose import resolve
+
+        mistakes += validate(from_dict(run_section(resolve(cfg))))
+    except ConfigError as error:
+        mistakes += error.mistakes
+    except Exception as error:
+        mistakes.append(broken(error, cfg))
+    return mistakes
+
+
+def broken(error: BaseException, cfg: DictConfig | None) -> Mistake:
+    """A composition error (a config file with an unknown key, a missing file) as one mistake."""
+    chain, current = [], error
+    while current is not None:
+        chain.append(str(current))
+        current = current.__cause__ or current.__context__  # type: ignore[assignment]
+    text = "\n".join(chain)
+    key = _FULL_KEY.search(text)
+    file = _IN_FILE.search(text)
+    where = f"conf/{file.group(1)}.yaml" if file else "the configuration"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if key and "not in" in text:
+        name = key.group(1)
+        return Mistake(name, "?", f"unknown key in {where}", _nearest(name, cfg))
+    message = " ".join(lines[:3]) or type(error).__name__
+    return Mistake(key.group(1) if key else where, "?", message.rstrip("."))
+
+
+def _load(loader: Any, texts: Sequence[str], config_name: str) -> DictConfig:
+    from hydra.types import RunMode
+
+    cfg: DictConfig = loader.load_configuration(
+        config_name=config_name,
+        overrides=list(texts),
+        run_mode=RunMode.MULTIRUN,
+        validate_sweep_overrides=False,
+    )
+    return cfg
+
+
+def _unreadable(text: str) -> Mistake | None:
+    if "=" not in text and not text.startswith("~"):
+        return Mistake(text, "", "is not an override", f"Write {text}=VALUE; flags begin with a dash.")
+    try:
+        ov.parse(text)
+    except Exception as error:
+        message = str(error).splitlines()[0].rstrip(".:") if str(error) else "cannot be read"
+        value = text.split("=", 1)[-1]
+        return Mistake(ov.key_of(text), value, message, f"Quote it: {text.split('=', 1)[0]}='\"...\"'.")
+    return None
+
+
+def _is_group(loader: Any, text: str) -> bool:
+    override = ov.parse(text)
+    value = override.value()
+    if isinstance(value, dict | list):
+        return False
+    group = override.key_or_group
+    return "." not in group and bool(loader.get_group_options(group))
+
+
+def _group_mistakes(loader: Any, text: str) -> list[Mistake]:
+    override = ov.parse(text)
+    group = override.key_or_group
+    options = sorted(loader.get_group_options(group))
+    if override.is_choice_sweep():
+        values = [str(getattr(value, "text", value)) for value in override.sweep_iterator()]
+    elif override.value() is None:
+        return []
+    else:
+        values = [str(override.value())]
+    mistakes = []
+    for value in values:
+        if value not in options:
+            near = difflib.get_close_matches(value, options, 1)
+            mistakes.append(
+                Mistake(
+                    group,
+                    value,
+                    f"no conf/{group}/{value}.yaml; known: {', '.join(options)}",
+                    f"Did you mean {group}={near[0]}?" if near else "",
+                )
+            )
+    if not mistakes and override.is_add() and group not in ("sweep",) and not group.startswith("hydra/"):
+        mistakes.append(
+            Mistake(text, "", f"{group} is already chosen in conf/config.yaml", f"Write {text[1:]}.")
+        )
+    return mistakes
+
+
+def _value_mistake(cfg: DictConfig, loader: Any, text: str) -> Mistake | None:
+    override = ov.parse(text)
+    key = override.key_or_group
+    if key.startswith("hydra."):
+        return None
+    if "/" in key or override.package is not None:
+        return Mistake(
+            key, override.value(), "no such config group", "`python sweep.py --help` lists the groups."
+        )
+    if override.is_delete():
+        return (
+            None
+            if OmegaConf.select(cfg, key) is not None
+            else Mistake(text, "", "there is no such key to delete")
+        )
+    if override.is_sweep_override():
+        if override.is_interval_sweep():
+            return None if _exists(cfg, key) else _unknown(cfg, key, text)
+        values = [getattr(value, "text", value) for value in override.sweep_iterator()]
+    else:
+        values = [override.value()]
+    adding = override.is_add() or override.is_force_add()
+    if not adding and not _exists(cfg, key):
+        return _unknown(cfg, key, text)
+    for value in values:
+        trial = OmegaConf.masked_copy(cfg, [key.split(".")[0]]) if key.split(".")[0] in cfg else cfg.copy()
+        try:
+            OmegaConf.update(trial, key, value, merge=True, force_add=adding)
+        except OmegaConfBaseException as error:
+            if "not in" in str(error) or "does not match" in str(error):
+                return _unknown(cfg, key, text)
+            from sweeps.compose import first_line
+
+            return Mistake(key, value, first_line(error, value).rstrip("."))
+    return None
+
+
+def _exists(cfg: DictConfig, key: str) -> bool:
+    node: Any = cfg
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or node._is_none() or part not in node._content:  # type: ignore[operator]
+            return False
+        node = node._get_node(part)
+    return True
+
+
+def _unknown(cfg: DictConfig, key: str, text: str) -> Mistake:
+    return Mistake(key, text.split("=", 1)[-1], "unknown key", _nearest(key, cfg))
+
+
+def _nearest(key: str, cfg: DictConfig | None) -> str:
+    if cfg is None:
+        return ""
+    known = list(_keys(cfg))
+    last = key.rsplit(".", 1)[-1]
+    near = difflib.get_close_matches(key, known, 3, 0.6)
+    near += [name for name in known if name.rsplit(".", 1)[-1] == last and name not in near]
+    lasts = difflib.get_close_matches(last, {name.rsplit(".", 1)[-1] for name in known}, 3, 0.75)
+    near += [name for name in known if name.rsplit(".", 1)[-1] in lasts and name not in near]
+    parent = key.rpartition(".")[0]
+    section = OmegaConf.select(cfg, parent) if parent else None
+    opened = isinstance(section, DictConfig) and section._metadata.object_type in (dict, None)
+    add = f" To add it to {parent}, write +{key}=VALUE." if opened else ""
+    if near:
+        return f"Did you mean {', '.join(near[:3])}?{add}"
+    if add:
+        return add.strip()
+    children = [str(name) for name in section] if isinstance(section, DictConfig) else []
+    if children:
+        return f"{parent} has {', '.join(children)}."
+    return "`python sweep.py --cfg job` prints every key; open sections take new ones as +key=value."
+
+
+def _keys(node: DictConfig, prefix: str = "") -> list[str]:
+    names = []
+    for key in node:
+        if prefix == "" and key == "hydra":
+            continue
+        child = node._get_node(key)
+        names.append(f"{prefix}{key}")
+        if isinstance(child, DictConfig) and not child._is_none() and not child._is_missing():
+            names += _keys(child, f"{prefix}{key}.")
+    return names
+
+
+def _searchpath(texts: Sequence[str]) -> list[str]:
+    return [text for text in texts if text.startswith("hydra.searchpath")]

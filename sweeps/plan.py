@@ -1,0 +1,282 @@
+"""From a composed command to every run of a sweep, with all reasons to refuse it collected first."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from reasonrl.errors import ConfigError, Mistake
+from sweeps import overrides as ov
+from sweeps.arms import Arm, check_arms
+from sweeps.compose import Composer, resolve
+from sweeps.config import validate_sweep
+from sweeps.space import cells, from_override, read_space, read_stages, read_zip
+from sweeps.types import Params, Plan, RunSpec, SpaceEntry, Stage
+
+ENUMERATED = ("none", "grid")
+
+
+@dataclass
+class _Draft:
+    """What the command and the sweep file ask for, before runs are made of it."""
+
+    fixed: list[str]
+    axes: dict[str, list[str]] = field(default_factory=dict)
+    arms: dict[str, list[str]] = field(default_factory=dict)
+    seeds: list[int] = field(default_factory=list)
+    space: list[SpaceEntry] = field(default_factory=list)
+    zipped: list[Params] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list)
+
+
+def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], single: bool = False) -> Plan:
+    """The plan of a composed Hydra config and the overrides behind it.
+
+    `single` plans the one run of `python sweep.py`. Raises ConfigError with every mistake at once: bad
+    overrides of an arm, configs that fail validation, inert, confounded or duplicate arms. Writes nothing.
+    """
+    config = resolve(cfg)
+    draft = _draft(config, arguments)
+    draft.mistakes += validate_sweep(config)
+    composer = Composer(loader, draft.fixed, OmegaConf.select(cfg, "hydra.job.config_name") or "config")
+    sweep, study = config["sweep"], config["study"]
+    searched = study["sampler"] not in ENUMERATED or bool(draft.stages)
+    warnings: list[str] = []
+    arms: list[Arm] = []
+    if searched:
+        draft.mistakes += _check_search(draft, study, composer)
+        draft.mistakes += composer.mistakes([])
+    else:
+        arms = _arms(draft, study, composer)
+        wrong, warnings = check_arms(arms, sweep, composer)
+        draft.mistakes += wrong
+    if draft.mistakes:
+        raise ConfigError(_once(draft.mistakes))
+    runs = _runs(arms, draft.seeds, composer)
+    name = _name(config, draft)
+    return Plan(
+        name=name, question=sweep["question"], runs=runs, arms=[arm.name for arm in arms],
+        baseline=sweep["baseline"] or (arms[0].name if arms else ""), seeds=draft.seeds,
+        sweep={**sweep, "name": name}, engine=config["engine"], study=study,
+        directory=Path(config["results"]) / ("single" if single else name),
+        space=draft.space, zipped=draft.zipped, stages=draft.stages, warnings=warnings,
+        command=draft.fixed, code_version=_code_version(), composer=composer,
+    )  # fmt: skip
+
+
+def _draft(config: Mapping[str, Any], arguments: Sequence[str]) -> _Draft:
+    sweep, sampler = config["sweep"], config["study"]["sampler"]
+    draft = _Draft(fixed=[])
+    fixed: list[str] = []
+    typed_seed = False
+    for text in arguments:
+        override = ov.parse(text)
+        key = override.key_or_group
+        if key == "seed":
+            typed_seed = True
+            draft.seeds = _seeds(text, draft.mistakes)
+        elif not override.is_sweep_override():
+            fixed.append(text)
+        elif override.is_interval_sweep() or sampler not in ENUMERATED:
+            _add_entry(draft, override)
+        else:
+            draft.axes[key] = [
+                f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()
+            ]
+    draft.fixed = _under(fixed, sweep["base"])
+    if not typed_seed:
+        draft.seeds = [int(seed) for seed in sweep["seeds"]]
+    for arm, texts in sweep["arms"].items():
+        try:
+            draft.arms[str(arm)] = ov.as_list(texts)
+        except ValueError as error:
+            draft.mistakes.append(Mistake(f"sweep.arms.{arm}", texts, str(error)))
+    entries, wrong = read_space(sweep["space"])
+    typed = {entry.key for entry in draft.space}
+    draft.space = [entry for entry in entries if entry.key not in typed] + draft.space
+    draft.zipped, wrong_zip = read_zip(sweep["zip"])
+    draft.stages, wrong_stages = read_stages(sweep["stages"])
+    draft.mistakes += wrong + wrong_zip + wrong_stages
+    return draft
+
+
+def _under(fixed: Sequence[str], base: Sequence[str]) -> list[str]:
+    """The command's overrides over the sweep's own `base`, the choice of the sweep file kept."""
+    return ov.layer([text for text in fixed if ov.key_of(text) == "sweep"], base, fixed)
+
+
+def _seeds(text: str, mistakes: list[Mistake]) -> list[int]:
+    override = ov.parse(text)
+    if override.is_interval_sweep():
+        mistakes.append(
+            Mistake("seed", text.split("=", 1)[1], "seeds are enumerated", "Write seed=range(0,5).")
+        )
+        return [0]
+    values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
+    whole = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
+    if len(whole) < len(values) or any(seed < 0 for seed in whole):
+        mistakes.append(Mistake("seed", text.split("=", 1)[1], "seeds are whole numbers from 0 on"))
+    return [int(seed) for seed in whole] or [0]
+
+
+def _add_entry(draft: _Draft, override: Any) -> None:
+    try:
+        draft.space.append(from_override(override))
+    except ValueError as error:
+        draft.mistakes.append(Mistake(override.key_or_group, override.get_value_string(), str(error)))
+
+
+def _arms(draft: _Draft, study: Mapping[str, Any], composer: Composer) -> list[Arm]:
+    """Named arms crossed with swept keys, zipped rows and the cells of a grid."""
+    named = draft.arms or {"": []}
+    axes = [list(values) for values in draft.axes.values()]
+    grid: list[Params] = [{}]
+    if study["sampler"] == "none" and draft.space:
+        keys = ", ".join(entry.key for entry in draft.space)
+        draft.mistakes.append(
+            Mistake(
+                "study.sampler",
+                "none",
+                f"cannot search {keys}",
+                "Choose study=grid, tpe, random, cmaes or gp.",
+            )
+        )
+    else:
+        try:
+            grid = cells(draft.space, draft.zipped)
+        except ValueError as error:
+            draft.mistakes.append(Mistake("sweep.space", "grid", str(error)))
+    arms = []
+    for (name, texts), combination, params in itertools.product(
+        named.items(), itertools.product(*axes), grid
+    ):
+        values = [ov.write(key, value) for key, value in params.items()]
+        layered = ov.layer(texts, combination, values)
+        parts = [name, ",".join(_short(text, list(draft.axes)) for text in combination), ov.label(params)]
+        label = ",".join(part for part in parts if part) or "base"
+        arms.append(Arm(label, layered, dict(params), crossed=list(combination) + values))
+    return arms
+
+
+def _short(text: str, keys: Sequence[str]) -> str:
+    """How a swept override appears in an arm's name; a lone config group shows only its option."""
+    key, _, value = text.partition("=")
+    key = ov.key_of(text)
+    if "." not in key and len(keys) == 1:
+        return value
+    return f"{key.rsplit('.', 1)[-1]}={value}"
+
+
+def _runs(arms: Sequence[Arm], seeds: Sequence[int], composer: Composer) -> list[RunSpec]:
+    # Seeds outside: the first comparison of all arms is complete as early as possible.
+    runs = [
+        composer.finish(arm.config, arm.name, seed, "", arm.overrides, arm.params)
+        for seed in seeds
+        for arm in arms
+    ]
+    seen: dict[str, RunSpec] = {}
+    mistakes = []
+    for run in runs:
+        if run.key in seen:
+            other = seen[run.key]
+            mistakes.append(
+                Mistake(
+                    "sweep",
+                    run.name,
+                    f"is the same run as {other.name} (key {run.key})",
+                    "Name every arm and seed once.",
+                )
+            )
+        seen[run.key] = run
+    if mistakes:
+        raise ConfigError(mistakes)
+    return runs
+
+
+def _check_search(draft: _Draft, study: Mapping[str, Any], composer: Composer) -> list[Mistake]:
+    mistakes = []
+    if draft.stages:
+        for key, given in (
+            ("sweep.arms", draft.arms),
+            ("sweep.space", draft.space),
+            ("sweep.zip", draft.zipped),
+        ):
+            if given:
+                mistakes.append(Mistake(key, list(given), "belongs into a stage when sweep.stages is used"))
+        entries = [entry for stage in draft.stages for entry in stage.space]
+        zipped = [row for stage in draft.stages for row in stage.zipped]
+        for stage in draft.stages:
+            for arm, texts in stage.arms.items():
+                mistakes += [_at(mistake, f"{stage.name}/{arm}") for mistake in composer.mistakes(texts)]
+    else:
+        entries, zipped = draft.space, draft.zipped
+        if not entries:
+            mistakes.append(
+                Mistake(
+                    "sweep.space",
+                    "{}",
+                    f"study.sampler={study['sampler']} has nothing to search",
+                    'Add e.g. "optim.lr=tag(log,interval(1e-5,1e-3))".',
+                )
+            )
+        if draft.arms or draft.zipped:
+            mistakes.append(
+                Mistake(
+                    "study.sampler",
+                    study["sampler"],
+                    "a search has no arms and no zip list",
+                    "Make them a choice in sweep.space, or use study=grid.",
+                )
+            )
+        if study["trials"] < 1:
+            mistakes.append(Mistake("study.trials", study["trials"], "needs at least 1 configuration to try"))
+    for entry in entries:
+        mistakes += _check_entry(entry, composer)
+    for row in zipped:
+        mistakes += composer.mistakes([ov.write(key, value) for key, value in row.items()])
+    return mistakes
+
+
+def _check_entry(entry: SpaceEntry, composer: Composer) -> list[Mistake]:
+    """Every choice, or both ends of the interval, must compose and validate."""
+    ends = entry.choices if entry.kind == "choice" else (entry.low, entry.high)
+    conditions = [ov.write(key, values[0]) for key, values in entry.when.items()]
+    mistakes = []
+    for value in ends:
+        found = composer.mistakes([*conditions, ov.write(entry.key, value)])
+        mistakes += [
+            Mistake(m.key, m.value, f"{m.allowed} (in the space of {entry.key})", m.cure) for m in found
+        ]
+    return mistakes
+
+
+def _at(mistake: Mistake, arm: str) -> Mistake:
+    return Mistake(f"{arm}: {mistake.key}", mistake.value, mistake.allowed, mistake.cure)
+
+
+def _once(mistakes: Sequence[Mistake]) -> list[Mistake]:
+    return list({str(mistake): mistake for mistake in mistakes}.values())
+
+
+def _name(config: Mapping[str, Any], draft: _Draft) -> str:
+    """The sweep's name; else its swept keys and a hash of what is fixed, so that it can resume."""
+    if config["sweep"]["name"]:
+        return str(config["sweep"]["name"])
+    keys = [key.rsplit(".", 1)[-1] for key in (*draft.axes, *(entry.key for entry in draft.space))]
+    rest = [text for text in draft.fixed if ov.key_of(text) not in ("plan", "results")
+            and ov.key_of(text).split(".")[0] not in ("engine", "tracking")]  # fmt: skip
+    stem = "+".join(keys) or "seeds"
+    return f"{stem}_{hashlib.sha256(' '.join(sorted(rest)).encode()).hexdigest()[:6]}" if rest else stem
+
+
+def _code_version() -> str:
+    from reasonrl import config
+
+    return str(getattr(config, "code_version", lambda: "")())
