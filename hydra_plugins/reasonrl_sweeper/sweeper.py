@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -12,15 +11,12 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 
-@dataclass
-class ReasonRLSweeperConf:
-    """Hydra's record of this plugin; its settings are the sections `sweep`, `study` and `engine`."""
-
-    _target_: str = "hydra_plugins.reasonrl_sweeper.sweeper.ReasonRLSweeper"
-
-
+# A plain mapping: Hydra runs this module before it is in sys.modules, where a dataclass would look itself up.
 ConfigStore.instance().store(
-    group="hydra/sweeper", name="reasonrl", node=ReasonRLSweeperConf, provider="reasonrl"
+    group="hydra/sweeper",
+    name="reasonrl",
+    node={"_target_": "hydra_plugins.reasonrl_sweeper.sweeper.ReasonRLSweeper"},
+    provider="reasonrl",
 )
 
 
