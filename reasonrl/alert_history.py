@@ -7,17 +7,32 @@ Nothing here grows with the run: every series keeps a few ring buffers, so one s
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 MAX_ROWS = 4096
-EVAL_NOT_SCORES = (
-    "loss", "length", "truncated", "entropy", "kl", "std", "runtime", "per_second", "clip", "epoch", "num_tokens",
-    "flat", "steps", "tokens", "clipped", "zero_std", "time", "/min", "/max", "ratio", "pass_at_k", "majority",
-)  # fmt: skip
-CORRECT_WORDS = ("correct", "accura", "answer", "solv", "success", "succeed", "pass", "exact", "check_", "test", "/acc")
+EVAL_NOT_SCORES = frozenset(
+    "loss length truncated entropy kl std runtime second clip epoch flat step steps token tokens clipped time min max "
+    "ratio majority samples problems count lr error penalty perplexity ppl format".split()
+)
+CORRECT_WORDS = (
+    "correct",
+    "accura",
+    "answer",
+    "solv",
+    "success",
+    "succeed",
+    "pass",
+    "exact",
+    "check_",
+    "test",
+    "/acc",
+)
 FORMAT_WORDS = (
     "format", "xml", "tag", "think", "compil", "struct", "json", "syntax", "style", "function_works", "proxy",
 )  # fmt: skip
@@ -66,7 +81,9 @@ class Window:
     def level(self) -> Level:
         values = [value for _, value in self.items]
         mean = sum(values) / len(values)
-        std = math.sqrt(sum([(v - mean) ** 2 for v in values]) / (len(values) - 1)) if len(values) > 1 else 0.0
+        std = (
+            math.sqrt(sum([(v - mean) ** 2 for v in values]) / (len(values) - 1)) if len(values) > 1 else 0.0
+        )
         return Level(mean, std, len(values), self.items[0][0], self.items[-1][0])
 
     def low(self) -> float:
@@ -82,6 +99,7 @@ class Series:
     FIELDS = (
         "count", "first", "first_step", "last", "last_step", "lowest", "highest", "baseline", "best", "worst",
         "rise_mean", "rise_row", "block_sum", "block_rows", "block_start", "sums", "early_sum", "early_rows",
+        "opening",
     )  # fmt: skip
     __slots__ = (*FIELDS, "short", "long", "pool", "blocks", "unit")
 
@@ -100,6 +118,7 @@ class Series:
         self.rise_mean = -math.inf
         self.block_sum = self.block_start = self.early_sum = 0.0
         self.sums = [0.0] * 5
+        self.opening = 0.0  # mean of the first full window, nothing left out
 
     def push(self, step: float, value: float) -> None:
         """Add one finite value; constant work."""
@@ -125,11 +144,16 @@ class Series:
 
     def _track_extremes(self) -> None:
         mean = self.long.mean()
+        if self.best is None:
+            self.opening = mean
         if self.best is None or mean > self.best.mean:
             self.best = self.long.level()
         if self.worst is None or mean < self.worst.mean:
             self.worst = self.long.level()
-        if mean > self.rise_mean + 0.02 * max(self.best.mean - min(0.0, self.lowest), 0.0) or self.rise_row == 0:
+        if (
+            mean > self.rise_mean + 0.02 * max(self.best.mean - min(0.0, self.lowest), 0.0)
+            or self.rise_row == 0
+        ):
             self.rise_mean, self.rise_row = mean, self.count
 
     def _track_blocks(self, step: float, value: float) -> None:
@@ -144,7 +168,13 @@ class Series:
         dx, dy = step - mean_x, value - mean_y
         mean_x += dx / self.count
         mean_y += dy / self.count
-        self.sums = [mean_x, mean_y, xx + dx * (step - mean_x), xy + dx * (value - mean_y), yy + dy * (value - mean_y)]
+        self.sums = [
+            mean_x,
+            mean_y,
+            xx + dx * (step - mean_x),
+            xy + dx * (value - mean_y),
+            yy + dy * (value - mean_y),
+        ]
 
     @property
     def early(self) -> float:
@@ -249,11 +279,19 @@ def _decode(value: Any) -> Any:
     return float(value) if isinstance(value, str) else value
 
 
+@functools.cache
+def words(name: str) -> frozenset[str]:
+    """The lower-case words of a metric name, split at slashes, underscores, dashes, dots and blanks."""
+    return frozenset(re.split(r"[/_\-. ]+", name.lower()))
+
+
+@functools.cache
 def is_score(name: str) -> bool:
     """True for held-out scores (`eval/accuracy`, `eval/math`), false for eval/length and the like."""
-    return name.startswith("eval/") and not any(word in name.lower() for word in EVAL_NOT_SCORES)
+    return name.startswith("eval/") and name != "eval/pass_at_k" and EVAL_NOT_SCORES.isdisjoint(words(name))
 
 
+@functools.cache
 def part_kind(name: str) -> str | None:
     """Return 'format', 'correct' or None for a reward part `reward/<name>`; format words win."""
     if not name.startswith("reward/") or name in NOT_PARTS or name.endswith("/std"):
@@ -266,22 +304,36 @@ def part_kind(name: str) -> str | None:
 
 # Names whose NaN says nothing about the health of the weights: a reward function that abstained, an evaluation
 # that did not run, a spread of one value.
-HARMLESS_NAN = ("eval", "val", "time", "speed", "data", "reward", "std", "terminated", "test", "perf", "timing")
+HARMLESS_NAN = (
+    "eval",
+    "val",
+    "time",
+    "speed",
+    "data",
+    "reward",
+    "std",
+    "terminated",
+    "test",
+    "perf",
+    "timing",
+)
 
 
+@functools.cache
 def is_vital(name: str) -> bool:
     """True when a non-finite value of this metric says that the update itself is broken."""
     if name in ("reward/total", "reward", "score"):
         return True
-    words = name.lower().replace("_", "/").replace("-", "/").replace(" ", "/").split("/")
-    return not any(word in HARMLESS_NAN or word.startswith("reward") for word in words)
+    return not any(word in HARMLESS_NAN or word.startswith("reward") for word in words(name))
 
 
 class History:
     """Everything the rules may look at; `push` one row at a time, then read series, scores and parts."""
 
-    def __init__(self, window: int, unit: float, tracked: Iterable[str], drop: float = 0.07) -> None:
-        self.window, self.unit, self.drop = window, unit, drop
+    def __init__(
+        self, window: int, unit: float, tracked: Iterable[str], drop: float = 0.07, group_size: int = 0
+    ) -> None:
+        self.window, self.unit, self.drop, self.group_size = window, unit, drop, group_size
         self.tracked = frozenset(tracked)
         self.train: dict[str, Series] = {}
         self.held_out: dict[str, Scores] = {}
@@ -292,7 +344,9 @@ class History:
         self.bad_fields: list[str] = []
         self.bad_vital = False
         self.estimated: list[str] = []
-        self.raised: dict[str, str] = {}
+        self.raised: dict[str, str] = {}  # per rule: the highest severity raised so far
+        self.streaks: dict[str, list[int]] = {}  # per rule: findings in a row of at least note, flag, stop
+        self.since: dict[str, float] = {}  # per rule: step at which its present streak began
         self.seen: set[str] = set()
 
     # ---- writing
@@ -384,12 +438,27 @@ class History:
         """Rollout steps since the first row."""
         return (self.step - self.first_step) / self.unit
 
+    def spacing(self) -> float:
+        """Mean distance of two rows in log steps."""
+        return (self.step - self.first_step) / max(1, self.rows - 1)
+
+    def held(self, key: str) -> int:
+        """How many evaluations in a row a rule has found something, this one included."""
+        return self.streaks[key][0] + 1 if key in self.streaks else 1
+
+    def held_steps(self, key: str) -> float:
+        """For how many rollout steps a rule has found something without a break."""
+        return (self.step - self.since.get(key, self.step)) / self.unit
+
     # ---- state
-    PLAIN = ("rows", "late_rows", "bad_rows", "bad_fields", "bad_vital", "first_step", "estimated", "raised")
+    PLAIN = (
+        "rows", "late_rows", "bad_rows", "bad_fields", "bad_vital", "first_step", "estimated", "raised", "streaks",
+        "since",
+    )  # fmt: skip
 
     def state(self) -> dict[str, Any]:
         """Return everything as JSON-able data."""
-        data: dict[str, Any] = {name: getattr(self, name) for name in self.PLAIN}
+        data: dict[str, Any] = {name: copy.deepcopy(getattr(self, name)) for name in self.PLAIN}
         data["step"] = _encode(self.step)
         data["row"] = {name: _encode(value) for name, value in self.row.items()}
         data["seen"] = sorted(self.seen)
@@ -400,8 +469,7 @@ class History:
     def load_state(self, data: Mapping[str, Any]) -> None:
         """Continue from what `state` returned."""
         for name in self.PLAIN:
-            value = data[name]
-            setattr(self, name, dict(value) if isinstance(value, dict) else list(value) if isinstance(value, list) else value)
+            setattr(self, name, copy.deepcopy(data[name]))
         self.step = _decode(data["step"])
         self.row = {name: _decode(value) for name, value in data["row"].items()}
         self.seen = set(data["seen"])
