@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reasonrl.config import from_dict, validate
+from reasonrl.config import validate
 from reasonrl.errors import Mistake
 from sweeps import overrides as ov
-from sweeps.compose import Composer, flatten
+from sweeps.compose import Composer, flatten, typed_config
 from sweeps.types import Params
 
 # Above this many arms (grids), single overrides are no longer taken away one by one to find idle ones.
@@ -51,7 +51,7 @@ def _compose(arms: Sequence[Arm], composer: Composer) -> list[Mistake]:
     for arm in arms:
         try:
             arm.config = composer.apply(arm.overrides)
-            typed = from_dict(arm.config)
+            typed = typed_config(arm.config)
             found[arm.name] = validate(typed)
         except Exception:
             found[arm.name] = composer.mistakes(arm.overrides)
@@ -124,7 +124,7 @@ def _idle_overrides(arm: Arm, composer: Composer) -> list[Mistake]:
         rest = [other for other in arm.overrides if other != text]
         try:
             without = composer.apply(rest)
-            typed = from_dict(without)
+            typed = typed_config(without)
             if validate(typed) or without == arm.config:
                 continue
             if composer.canonical(without) == arm.effective:

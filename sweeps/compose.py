@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.core.override_parser.types import OverrideType
 from omegaconf import Container, DictConfig, OmegaConf, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 
-from reasonrl.config import canonical, from_dict, run_key, validate
+from reasonrl.config import Config, canonical, run_key, validate
 from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
 from sweeps.config import SWEEP_SECTIONS, register, run_section
@@ -167,7 +169,7 @@ class Composer:
     ) -> RunSpec:
         """The run of a composed config with `seed`; raises ConfigError when the config has mistakes."""
         config = {**config, "seed": seed}
-        typed = from_dict(config)
+        typed = typed_config(config)
         mistakes = validate(typed)
         if mistakes:
             raise ConfigError(mistakes)
@@ -178,7 +180,7 @@ class Composer:
 
     def canonical(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What of a config has an effect (see reasonrl.config.canonical), as a flat {dotted key: value}."""
-        return dict(flatten(canonical(from_dict(dict(config)))))
+        return dict(flatten(canonical(typed_config({**config, "seed": 0}))))
 
     def mistakes(self, overrides: Sequence[str]) -> list[Mistake]:
         """Everything wrong with `overrides` on top of the command; not empty when composition fails."""
@@ -232,6 +234,28 @@ class _Composed:
             usable = isinstance(node, ValueNode) and not node._is_interpolation()
             self._nodes[key] = node if usable and key.split(".")[0] not in SWEEP_SECTIONS else None
         return self._nodes[key]
+
+
+def typed_config(values: Mapping[str, Any]) -> Config:
+    """The dataclass tree of a config that Hydra already checked (0.2 ms; OmegaConf takes 100)."""
+    config = _build(Config, values)
+    assert isinstance(config, Config)
+    return config
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _build(hint: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        hints = _hints(hint)  # type: ignore[arg-type]
+        return hint(**{key: _build(hints.get(key), item) for key, item in value.items()})  # type: ignore[operator]
+    if isinstance(value, Mapping):
+        inner = get_args(hint)[1] if get_origin(hint) is dict else None
+        return {key: _build(inner, item) for key, item in value.items()}
+    return list(value) if isinstance(value, list) else value
 
 
 def resolve(raw: DictConfig) -> dict[str, Any]:

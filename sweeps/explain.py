@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from reasonrl.config import from_dict, validate
+from reasonrl.config import validate
 from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
 from sweeps.config import run_section
@@ -46,9 +46,9 @@ def explain(loader: Any, texts: Sequence[str], config_name: str = "config") -> l
             sound.append(text)
     try:
         cfg = _load(loader, sound, config_name)
-        from sweeps.compose import resolve
+        from sweeps.compose import resolve, typed_config
 
-        mistakes += validate(from_dict(run_section(resolve(cfg))))
+        mistakes += validate(typed_config(run_section(resolve(cfg))))
     except ConfigError as error:
         mistakes += error.mistakes
     except Exception as error:
