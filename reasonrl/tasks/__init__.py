@@ -36,9 +36,11 @@ class TaskConfig:
     question_key: str = "question"
     answer_key: str = "answer"
     domain_key: str | None = None
+    choices_key: str | None = None
     tests_key: str = "tests"
     split: str | None = None
     heldout_path: str | None = None
+    heldout_split: str | None = None
     heldout_fraction: float = 0.1
     limit: int | None = None
     filter: str | None = None

@@ -55,7 +55,7 @@ def verify(gold: str, text: str, options: Options, finished: bool = True) -> Ver
 
 def _letters(span: str) -> list[str]:
     """Return the letter that opens a span and those listed right behind it; [] when it opens with something else."""
-    span = plain(span).strip()
+    span = " ".join(plain(span).split())
     match = _LETTER.match(span)
     if match is None:
         return []

@@ -15,7 +15,7 @@ _BOX = re.compile(r"\\(?:boxed|fbox|framebox)(?![a-zA-Z])[ \t]*")
 _BRACE = re.compile(r"\\[\\{}]|[{}]|\\(?:boxed|fbox|framebox)(?![a-zA-Z])[ \t]*\{?")
 _BARE_BOX = re.compile(r"-?(?:\\[a-zA-Z]+|[^\s{}$\\,;.]+(?:[.,][0-9]+)*)")
 _MARKER = re.compile(r"(?<!#)####(?!#)")
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.IGNORECASE | re.DOTALL)
+_TAG = re.compile(r"</?answer>", re.IGNORECASE)
 _CUE = re.compile(r"\banswers?\b(?P<between>[^.\n:=]{0,80}?)(?:\bis\b|\bare\b|:|=)(?P<marks>[\s:*_=]{0,20})", re.IGNORECASE)
 _FILLER_WORDS = re.compile(r"\\[a-zA-Z]+|\b(?:and|or|maybe|perhaps|possibly|also|either|[a-zA-Z]|[0-9]{1,3})\b", re.IGNORECASE)
 _THINK_END = "</think>"
@@ -84,10 +84,21 @@ def markers(text: str, accept: Callable[[str], bool]) -> list[Span]:
     return found
 
 
+def tags(text: str) -> list[Span]:
+    """Return the `<answer>...</answer>` spans in order; an opening tag counts from its last repetition."""
+    found, opened = [], None
+    for match in _TAG.finditer(text):
+        if match.group()[1] != "/":
+            opened = match
+        elif opened is not None:
+            found.append(Span(opened.start(), match.end(), text[opened.end() : match.start()].strip(), "tag"))
+            opened = None
+    return found
+
+
 def stated(text: str, accept_marker: Callable[[str], bool] = bool) -> list[str]:
     """Return the answers stated last: one text, several when they were listed side by side, [] when none."""
-    spans = boxes(text) + markers(text, accept_marker)
-    spans += [Span(match.start(), match.end(), match.group(1).strip(), "tag") for match in _TAG.finditer(text)]
+    spans = boxes(text) + markers(text, accept_marker) + tags(text)
     spans = _without_nested(sorted(spans, key=lambda span: (span.start, -span.end)))
     if not spans:
         return []
