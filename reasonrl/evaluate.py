@@ -37,7 +37,7 @@ class Evaluation:
 
 
 def evaluate(
-    policy: Policy, task: Task, problems: list[Problem], config: EvalConfig, sampling: SamplingConfig, step: int
+    policy: Policy, task: Task, problems: list[Problem], config: EvalConfig, sampling: SamplingConfig
 ) -> Evaluation:
     """Sample k completions per held-out problem and score them.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from reasonrl.entropy import logprob_and_entropy
 from reasonrl.lazy import torch
 from reasonrl.models.policy import Policy
-from reasonrl.rollout.cache import prefill, select_rows
+from reasonrl.rollout.cache import left_pad, prefill, select_rows
 from reasonrl.types import Completions
 
 
@@ -29,17 +29,7 @@ def completion_logprobs(
     device = policy.device
     ids = completions.ids_BT[rows_B, :width].to(device)
     mask = completions.mask_BT[rows_B, :width].bool().to(device)
-    used, owner = owner_B.unique(return_inverse=True)
-    owner = owner.to(device)
-    last, cache, prompt_mask = prefill(policy, [prompts[i] for i in used.tolist()])
-    hidden = last[owner].unsqueeze(1)
-    if width > 1:
-        select_rows(cache, owner)
-        attention = None
-        if not bool(prompt_mask.all()):
-            attention = torch.cat([prompt_mask[owner], prompt_mask.new_ones((len(rows_B), width - 1))], -1)
-        positions = prompt_mask.sum(-1)[owner].unsqueeze(-1) + torch.arange(width - 1, device=device)
-        hidden = torch.cat([hidden, policy.hidden(ids[:, :-1], attention, positions, cache)], 1)
+    hidden = (_hidden_shared if policy.shares_prompts else _hidden_whole)(policy, prompts, owner_B, ids)
     logits_NV = policy.head(hidden[mask]).float()
     temperature = completions.temperature_BT[rows_B, :width].to(device)[mask]
     if completions.keep_BTV is not None:
@@ -47,6 +37,37 @@ def completion_logprobs(
         logits_NV = logits_NV.masked_fill(~keep, -torch.inf)
     chosen, entropy = logprob_and_entropy(logits_NV, ids[mask], temperature, with_entropy)
     return _scatter(chosen, mask), None if entropy is None else _scatter(entropy, mask)
+
+
+def _hidden_shared(
+    policy: Policy, prompts: list[list[int]], owner_B: torch.Tensor, ids_BT: torch.Tensor
+) -> torch.Tensor:
+    """Hidden states (B, T, hidden) that predict each completion token, every distinct prompt run once."""
+    used, owner = owner_B.unique(return_inverse=True)
+    owner = owner.to(policy.device)
+    last, cache, prompt_mask = prefill(policy, [prompts[i] for i in used.tolist()])
+    first = last[owner].unsqueeze(1)
+    rows, width = ids_BT.shape
+    if width == 1:
+        return first
+    select_rows(cache, owner)
+    attention = None
+    if not bool(prompt_mask.all()):
+        attention = torch.cat([prompt_mask[owner], prompt_mask.new_ones((rows, width - 1))], -1)
+    positions = prompt_mask.sum(-1)[owner].unsqueeze(-1) + torch.arange(width - 1, device=policy.device)
+    return torch.cat([first, policy.hidden(ids_BT[:, :-1], attention, positions, cache)], 1)
+
+
+def _hidden_whole(
+    policy: Policy, prompts: list[list[int]], owner_B: torch.Tensor, ids_BT: torch.Tensor
+) -> torch.Tensor:
+    """The same from whole rows without a cache, for models that cannot keep one while training."""
+    prompt_ids, prompt_mask = left_pad([prompts[i] for i in owner_B.tolist()], policy.pad_id, policy.device)
+    rows, width = ids_BT.shape
+    whole = torch.cat([prompt_ids, ids_BT[:, :-1]], -1)
+    mask = torch.cat([prompt_mask, prompt_mask.new_ones((rows, width - 1))], -1)
+    hidden = policy.hidden(whole, mask, (mask.cumsum(-1) - 1).clamp(min=0), None)
+    return hidden[:, prompt_ids.shape[1] - 1 :]
 
 
 def _scatter(values_N: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

@@ -36,6 +36,7 @@ class Policy:
     name: str
     system: str | None = None
     chat: bool = False
+    shares_prompts: bool = True  # a cache can be kept while training (not with gradient checkpointing)
 
     def encode(self, problem: Problem) -> list[int]:
         """Return the prompt's token ids, through the chat template where the policy uses one."""
@@ -45,6 +46,16 @@ class Policy:
         if self.system:
             messages.insert(0, {"role": "system", "content": self.system})
         return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+
+    def configure_prompts(self, system: str | None, chat: bool | None) -> None:
+        """Take the task's system prompt and whether to use the chat template (null = where there is one)."""
+        has_template = getattr(self.tokenizer, "chat_template", None) is not None
+        if chat and not has_template:
+            raise ModelError(f"task.chat=true, but the tokenizer of {self.name} has no chat template. Use task.chat=false.")
+        self.chat = has_template if chat is None else chat
+        if system and not self.chat:
+            raise ModelError("task.system needs a chat template; put the text into task.prompt instead.")
+        self.system = system
 
     def decode(self, ids: list[int]) -> str:
         """Return the completion's text without special tokens."""
@@ -149,7 +160,9 @@ def load_hf(config: ModelConfig, path: str) -> Policy:
         model.gradient_checkpointing_enable()
         model.enable_input_require_grads()
     model.eval()  # dropout off: the ratio of the first minibatch must be 1
-    return wrap(model, tokenizer, device, path)
+    policy = wrap(model, tokenizer, device, path)
+    policy.shares_prompts = not config.gradient_checkpointing
+    return policy
 
 
 def check_model_path(config: ModelConfig, path: str) -> None:

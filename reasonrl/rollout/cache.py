@@ -15,15 +15,20 @@ def new_cache(policy: Policy) -> Any:
     return DynamicCache(config=inner_model(policy.model).config)
 
 
-def prefill(policy: Policy, prompts: list[list[int]]) -> tuple[torch.Tensor, Any, torch.Tensor]:
-    """Run P left-padded prompts; return the last hidden state (P, hidden), the cache, and the mask (P, L)."""
+def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids and mask (P, L) of prompts that end at the same column."""
     width = max(len(prompt) for prompt in prompts)
-    ids = torch.full((len(prompts), width), policy.pad_id)
+    ids = torch.full((len(prompts), width), pad_id)
     mask = torch.zeros((len(prompts), width), dtype=torch.long)
     for row, prompt in enumerate(prompts):
         ids[row, width - len(prompt) :] = torch.tensor(prompt)
         mask[row, width - len(prompt) :] = 1
-    ids, mask = ids.to(policy.device), mask.to(policy.device)
+    return ids.to(device), mask.to(device)
+
+
+def prefill(policy: Policy, prompts: list[list[int]]) -> tuple[torch.Tensor, Any, torch.Tensor]:
+    """Run P left-padded prompts; return the last hidden state (P, hidden), the cache, and the mask (P, L)."""
+    ids, mask = left_pad(prompts, policy.pad_id, policy.device)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = new_cache(policy)
     hidden = policy.hidden(ids, None if bool(mask.all()) else mask, positions, cache)

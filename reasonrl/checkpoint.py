@@ -1,0 +1,121 @@
+"""Checkpoints: everything a run needs to continue bit for bit, written atomically, never pickled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from reasonrl.errors import CheckpointError
+from reasonrl.lazy import torch
+
+
+@dataclass
+class CheckpointConfig:
+    """When the run's whole state is kept."""
+
+    every: int = 10  # rollout steps; 0 = only at a stop, a pause and the end
+    keep: int = 2  # newest ones kept
+    export: bool = False  # at the end, write the model in Hugging Face form to run_dir/model
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def folder_of(root: Path, step: int) -> Path:
+    """Return the folder of the checkpoint taken after rollout step `step`."""
+    return root / f"step_{step:06d}"
+
+
+def save(
+    root: Path, step: int, tensors: dict[str, dict[str, torch.Tensor]], state: dict[str, Any], keep: int
+) -> Path:
+    """Write files of tensors and a JSON state after `step`, then drop all but the newest `keep`.
+
+    The folder appears by one rename after everything is on disk, so that a reader sees it whole or not at all.
+    Raises CheckpointError when the disk refuses.
+    """
+    from safetensors.torch import save_file
+
+    target = folder_of(root, step)
+    scratch = root / f".step_{step:06d}.{os.getpid()}"
+    try:
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
+        for name, group in tensors.items():
+            save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, scratch / name)
+        (scratch / "state.json").write_text(json.dumps(state))
+        digests = {path.name: _sha256(path) for path in sorted(scratch.iterdir())}
+        (scratch / "manifest.json").write_text(json.dumps({"step": step, "sha256": digests}))
+        for path in scratch.iterdir():
+            _sync(path)
+        shutil.rmtree(target, ignore_errors=True)
+        scratch.rename(target)
+        _sync(root)
+    except Exception as error:  # safetensors has its own error type for a full disk
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise CheckpointError(f"The checkpoint of step {step} could not be written to {root}: {error}") from error
+    for old in _folders(root)[keep:]:
+        shutil.rmtree(old, ignore_errors=True)
+    return target
+
+
+def _folders(root: Path) -> list[Path]:
+    """Return checkpoint folders, newest first."""
+    return sorted(root.glob("step_*"), reverse=True) if root.is_dir() else []
+
+
+def fault_of(folder: Path) -> str | None:
+    """Return what is wrong with a checkpoint folder, or None if every file is as it was written."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for name, digest in manifest["sha256"].items():
+            if _sha256(folder / name) != digest:
+                return f"{name} has changed"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+@dataclass
+class Loaded:
+    """A sound checkpoint: its step, its tensors per file, its state."""
+
+    step: int
+    tensors: dict[str, dict[str, torch.Tensor]]
+    state: dict[str, Any]
+
+
+def load_newest(root: Path, warn: Callable[[str], None], up_to: int | None = None) -> Loaded | None:
+    """Return the newest sound checkpoint (at most of step `up_to`), or None; damaged ones are named and passed over."""
+    from safetensors.torch import load_file
+
+    for folder in _folders(root):
+        step = int(folder.name.removeprefix("step_"))
+        if up_to is not None and step > up_to:
+            continue
+        fault = fault_of(folder)
+        if fault is not None:
+            warn(f"Checkpoint {folder.name} is damaged ({fault}); the one before it is used.")
+            continue
+        tensors = {path.name: load_file(path) for path in folder.glob("*.safetensors")}
+        return Loaded(step, tensors, json.loads((folder / "state.json").read_text()))
+    return None

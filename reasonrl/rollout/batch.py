@@ -1,0 +1,112 @@
+"""From problems to scored groups, and from groups to one rollout batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from reasonrl.lazy import torch
+from reasonrl.models.policy import Policy
+from reasonrl.randomness import stream, uniforms
+from reasonrl.rollout import SamplingConfig
+from reasonrl.rollout.generate import generate
+from reasonrl.tasks import Task
+from reasonrl.types import Completions, Problem, Rollouts
+
+
+@dataclass
+class Group:
+    """G scored completions of one problem; `completions` has G rows."""
+
+    problem: Problem
+    prompt: list[int]
+    completions: Completions
+    texts: list[str]
+    reasons: list[str]
+    correct_G: torch.Tensor
+    flat: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Completion tokens generated for this group."""
+        return int(self.completions.mask_BT.sum())
+
+
+def sample_groups(
+    policy: Policy,
+    task: Task,
+    problems: list[Problem],
+    config: SamplingConfig,
+    draw_keys: tuple[int, ...],
+    random_reward: bool = False,
+) -> list[Group]:
+    """Sample and score G completions for each problem; `draw_keys` = (seed, step, offset of the first problem)."""
+    seed, step, offset = draw_keys
+    size, limit = config.group_size, config.max_new_tokens
+    prompts = [policy.encode(problem) for problem in problems]
+    draws = [
+        uniforms(size, limit, "rollout", seed, step, problem.id, offset + index)
+        for index, problem in enumerate(problems)
+    ]
+    out = generate(policy, prompts, size, config, torch.cat([torch.from_numpy(draw) for draw in draws]))
+    lengths = out.lengths_B.tolist()
+    groups = []
+    for index, problem in enumerate(problems):
+        rows = slice(index * size, (index + 1) * size)
+        own = select(out, rows)
+        texts = [policy.decode(ids[:n]) for ids, n in zip(own.ids_BT.tolist(), lengths[rows], strict=True)]
+        verdicts = [task.score(problem, text, end) for text, end in zip(texts, own.finish, strict=True)]
+        correct = torch.tensor([verdict.value for verdict in verdicts])
+        if random_reward:
+            coin = stream("coin", seed, step, problem.id, offset + index)
+            correct = torch.from_numpy(coin.integers(0, 2, size)).float()
+        groups.append(Group(problem, prompts[index], own, texts, [v.reason for v in verdicts], correct))
+    return groups
+
+
+def select(completions: Completions, rows: slice) -> Completions:
+    """Return the completions of some rows, cut at their own longest one."""
+    mask = completions.mask_BT[rows]
+    width = max(int(mask.sum(-1).max()), 1)
+    keep = completions.keep_BTV
+    return Completions(
+        completions.ids_BT[rows, :width],
+        mask[:, :width],
+        completions.logprobs_BT[rows, :width],
+        completions.entropy_BT[rows, :width],
+        completions.temperature_BT[rows, :width],
+        completions.finish[rows],
+        None if keep is None else keep[rows, :width],
+    )
+
+
+def join(groups: list[Group], pad_id: int) -> Rollouts:
+    """Put groups into one batch; row p * G + g is completion g of problem p."""
+    width = max(group.completions.ids_BT.shape[1] for group in groups)
+    parts = [group.completions for group in groups]
+
+    def stack(name: str, fill: float) -> torch.Tensor:
+        tensors = [getattr(part, name) for part in parts]
+        return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1]), value=fill) for t in tensors])
+
+    keep = None
+    if parts[0].keep_BTV is not None:
+        padded = [torch.nn.functional.pad(p.keep_BTV, (0, 0, 0, width - p.ids_BT.shape[1]), value=True) for p in parts]
+        keep = torch.cat(padded)
+    completions = Completions(
+        stack("ids_BT", pad_id),
+        stack("mask_BT", 0),
+        stack("logprobs_BT", 0.0),
+        stack("entropy_BT", 0.0),
+        stack("temperature_BT", 1.0),
+        [reason for part in parts for reason in part.finish],
+        keep,
+    )
+    return Rollouts(
+        problems=[group.problem for group in groups],
+        prompts=[group.prompt for group in groups],
+        completions=completions,
+        texts=[text for group in groups for text in group.texts],
+        reward_parts={},
+        correct_PG=torch.stack([group.correct_G for group in groups]),
+        reasons=[reason for group in groups for reason in group.reasons],
+    )

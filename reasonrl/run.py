@@ -1,0 +1,267 @@
+"""The state of one run and its record: what is loaded, resumed, checkpointed, logged and told to the caller."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reasonrl import checkpoint
+from reasonrl.alerts import Alert, AlertMonitor
+from reasonrl.config import Config, canonical, code_version, run_key, to_dict
+from reasonrl.data import ProblemStream
+from reasonrl.entropy import Thermostat
+from reasonrl.evaluate import evaluate
+from reasonrl.events import Event, EventLog
+from reasonrl.kl import needs_reference
+from reasonrl.lazy import torch
+from reasonrl.logline import log_line
+from reasonrl.models import load_policy
+from reasonrl.models.policy import Policy, Reference, make_reference
+from reasonrl.optim import Optimizer
+from reasonrl.rewards import WeightSchedule
+from reasonrl.tasks import Task, load_task
+from reasonrl.tracking import make_tracker
+from reasonrl.types import Problem, Summary
+
+PRIORITY = {None: 0, "pause": 1, "stop": 2}
+STATUS = {None: "finished", "pause": "paused", "stop": "stopped"}
+
+
+@dataclass
+class Run:
+    """Everything that lives as long as a run; `step` is the last finished rollout step."""
+
+    config: Config
+    run_dir: Path
+    log: EventLog
+    on_event: Callable[[Event], str | None]
+    tracker: Any
+    policy: Policy
+    reference: Reference | None
+    task: Task
+    heldout: list[Problem]
+    problems: ProblemStream
+    optimizer: Optimizer
+    monitor: AlertMonitor
+    weights: WeightSchedule
+    thermostat: Thermostat
+    step: int = 0
+    gradient_steps: int = 0
+    starved: int = 0
+    entropy: float | None = None
+    command: str | None = None
+    stop_reason: Any = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    saved: int | None = None
+
+    # -- the record ------------------------------------------------------------------------------------------
+
+    def emit(self, kind: str, sync: bool = False, **fields: Any) -> None:
+        """Append one event to the log, pass it on, and keep the strongest answer (stop over pause)."""
+        event = {"type": kind, "time": time.time(), **fields}
+        self.log.append(event, sync=sync)
+        if not self.config.quiet:
+            line = log_line(event, self.config.steps)
+            if line:
+                print(line, flush=True)
+        self.tracker.log(event)
+        answer = self.on_event(event)
+        if PRIORITY.get(answer, 0) > PRIORITY[self.command]:
+            self.command = answer
+
+    def warn(self, message: str) -> None:
+        """Record a warning."""
+        self.emit("warning", message=message)
+
+    def record_step(self, metrics: dict[str, float]) -> None:
+        """End rollout step `step + 1`: held-out score when due, the row, alerts, checkpoint when due."""
+        self.step += 1
+        config = self.config
+        due = (config.eval.every and self.step % config.eval.every == 0) or self.step == config.steps
+        held_out = self.evaluate() if due else {}
+        self.metrics = {**self.metrics, **metrics, **held_out}
+        self.emit("step", step=self.step, metrics=metrics)
+        for alert in self.monitor.update(self.step, {**metrics, **held_out}):
+            self.raise_alert(alert)
+        every = config.checkpoint.every
+        if (every and self.step % every == 0) or self.command or self.step == config.steps:
+            self.save()
+
+    def raise_alert(self, alert: Alert) -> None:
+        """Record an alert; a stop ends the run when `alerts.on_stop=stop`."""
+        self.emit(**_event_fields(alert))
+        if alert.severity == "stop" and self.config.alerts.on_stop == "stop":
+            self.command = "stop"
+            self.stop_reason = self.stop_reason or alert.to_event()
+
+    def evaluate(self) -> dict[str, float]:
+        """Measure held-out accuracy now, record it, and return its metrics."""
+        started = time.perf_counter()
+        config = self.config
+        result = evaluate(self.policy, self.task, self.heldout, config.eval, config.sampling)
+        metrics = {**result.metrics, "time/eval": time.perf_counter() - started}
+        self.emit("eval", step=self.step, metrics=metrics, problems=result.right, samples=config.eval.samples)
+        self.emit("samples", step=self.step, rows=result.samples)
+        return result.metrics
+
+    # -- the checkpoint --------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write a checkpoint of the state after `step`, once."""
+        if self.saved == self.step:
+            return
+        tensors = {"optimizer.safetensors": self.optimizer.tensors()}
+        tensors["weights.safetensors"] = {str(i): p for i, p in enumerate(self.policy.trainable())}
+        state = {
+            "step": self.step,
+            "gradient_steps": self.gradient_steps,
+            "starved": self.starved,
+            "entropy": self.entropy,
+            "alpha": self.thermostat.alpha,
+            "running": self.weights.running,
+            "learned_at": self.weights.learned_at,
+            "problems": self.problems.state(),
+            "alerts": self.monitor.state(),
+            "metrics": self.metrics,
+            "canonical": canonical(self.config),
+        }
+        root = self.run_dir / "checkpoints"
+        path = checkpoint.save(root, self.step, tensors, state, self.config.checkpoint.keep)
+        self.saved = self.step
+        self.emit("checkpoint", sync=True, step=self.step, path=str(path.relative_to(self.run_dir)))
+
+    def load(self, loaded: checkpoint.Loaded, same_run: bool) -> None:
+        """Continue from a checkpoint; a fork (another configuration) starts with a fresh alert history."""
+        state = loaded.state
+        with torch.no_grad():
+            for index, parameter in enumerate(self.policy.trainable()):
+                parameter.copy_(loaded.tensors["weights.safetensors"][str(index)])
+        self.optimizer.load_tensors(loaded.tensors["optimizer.safetensors"])
+        self.step, self.gradient_steps = state["step"], state["gradient_steps"]
+        self.starved, self.entropy = state["starved"], state["entropy"]
+        self.thermostat.alpha = state["alpha"]
+        self.weights.running, self.weights.learned_at = state["running"], state["learned_at"]
+        self.problems.load_state(state["problems"])
+        self.metrics = state["metrics"]
+        if same_run:
+            self.monitor.load_state(state["alerts"])
+            self.saved = self.step
+
+    def finish(self) -> Summary:
+        """Write the end of the run and return its summary."""
+        status = STATUS[self.command] if self.step < self.config.steps or self.stop_reason else "finished"
+        self.save()
+        if self.config.checkpoint.export and status == "finished":
+            export(self.policy, self.run_dir / "model")
+        self.emit("end", sync=True, step=self.step, status=status, reason=self.stop_reason, error_class=None)
+        self.tracker.finish(status)
+        return Summary(run_key(self.config), status, self.step, self.stop_reason, self.metrics, str(self.run_dir))
+
+
+def _event_fields(alert: Alert) -> dict[str, Any]:
+    event = dict(alert.to_event())
+    return {"kind": event.pop("type"), **{key: value for key, value in event.items() if key != "time"}}
+
+
+def export(policy: Policy, folder: Path) -> None:
+    """Write model and tokenizer in Hugging Face form, for `from_pretrained`."""
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+
+
+def versions() -> dict[str, str]:
+    """Return what the numbers of a run depend on besides its configuration."""
+    import numpy
+    import transformers
+
+    return {
+        "code": code_version(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "transformers": transformers.__version__,
+        "numpy": numpy.__version__,
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+@contextlib.contextmanager
+def open_run(config: Config, run_dir: Path, on_event: Callable[[Event], str | None]) -> Iterator[Run]:
+    """Load everything, resume from the newest sound checkpoint if there is one, and record how it ends.
+
+    Data and model are loaded before anything is written, so that bad input leaves no half-made folder.
+    """
+    torch.manual_seed(config.seed)
+    task = load_task(config.task, config.seed)
+    heldout = task.heldout(config.eval.problems)
+    policy = load_policy(config.model, config.task.operands)
+    policy.configure_prompts(config.task.system, config.task.chat)
+    reference = make_reference(policy) if needs_reference(config.kl) else None
+    run_dir.mkdir(parents=True, exist_ok=True)
+    thermostat = Thermostat(config.entropy.target, config.entropy.delta, config.entropy.max_coef)
+    run = Run(
+        config=config,
+        run_dir=run_dir,
+        log=EventLog(run_dir / "events.jsonl"),
+        on_event=on_event,
+        tracker=make_tracker(config, run_dir),
+        policy=policy,
+        reference=reference,
+        task=task,
+        heldout=heldout,
+        problems=ProblemStream(task, config.seed, config.data.difficulty_gate),
+        optimizer=Optimizer(policy.trainable(), config.optim),
+        monitor=AlertMonitor(config.alerts),
+        weights=WeightSchedule(config.reward.parts),
+        thermostat=thermostat,
+    )
+    try:
+        _start(run)
+        yield run
+    except BaseException as error:
+        with contextlib.suppress(Exception):
+            text = f"{type(error).__name__}: {error}"
+            run.emit("end", sync=True, step=run.step, status="failed", reason=text, error_class=None)
+            run.tracker.finish("failed")
+        raise
+    finally:
+        run.log.close()
+
+
+def _start(run: Run) -> None:
+    """Load the newest sound checkpoint and write the start event."""
+    complaints: list[str] = []
+    loaded = checkpoint.load_newest(run.run_dir / "checkpoints", complaints.append)
+    same_run = True
+    if loaded is not None:
+        same_run = _plain(loaded.state["canonical"]) == _plain(canonical(run.config))
+        run.load(loaded, same_run)
+    config = run.config
+    resumed = run.step if loaded is not None else None
+    name = config.name or run_key(config)
+    start = {"key": run_key(config), "name": name, "seed": config.seed, "steps": config.steps}
+    run.emit("start", **start, config=to_dict(config), versions=versions(), resumed_from=resumed, pid=os.getpid())
+    for complaint in complaints:
+        run.warn(complaint)
+    if not same_run:
+        run.warn(f"Forked at step {run.step}: the checkpoint belongs to another configuration; alerts start afresh.")
+    skipped = getattr(run.task, "notes", [])
+    for note in skipped:
+        run.warn(note)
+
+
+def _plain(value: Any) -> Any:
+    """Fold tuples and int-like floats, which JSON does not keep apart."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and math.isfinite(value):
+        return round(value, 12)
+    return value
