@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Iterable
@@ -12,12 +11,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.json as pa_json
 
-_STEP = (b'{"type":"step"', b'{"type": "step"')
+from analysis.fastlog import read_fast
+
 _SAMPLES = (b'{"type":"samples"', b'{"type": "samples"')
-# Non-finite numbers are strings in the log; Arrow takes a column of numbers and strings for an error.
-_NON_FINITE = (b'"nan"', b'inf"')
 _RESERVED = ("step", "time", "problems", "samples")
 
 
@@ -27,8 +24,9 @@ class RunLog:
 
     `steps`: columns step (int64) and one float64 per metric, sorted, one row per step. `evals`: the same for
     evaluations, with problems (list of int64: number right per held-out problem) and samples (int64: tries
-    per problem). `header` is JSON-able: start, end, alerts, warnings, first_time, last_time (unix seconds),
-    starts (how often the run was begun), and the counts damaged, repeated, bad_values.
+    per problem). `header` is JSON-able: start, end, decision (why the coordinator stopped it), alerts,
+    warnings, first_time, last_time (unix seconds), starts (how often the run was begun), and the counts
+    damaged, repeated, bad_values.
     """
 
     steps: pa.Table
@@ -45,12 +43,10 @@ def parse_log(data: bytes, fast: bool = True) -> RunLog:
     """Parse the bytes of an event log; `fast=False` reads every line as plain JSON (same result)."""
     lines = data.split(b"\n")
     torn = bool(lines.pop().strip())  # a line without its newline was cut by a kill
-    header: dict[str, Any] = {"start": None, "end": None, "alerts": [], "warnings": [], "starts": 0}
-    header |= {"first_time": None, "last_time": None, "damaged": int(torn), "repeated": 0, "bad_values": 0}
-    quick = [i for i, line in enumerate(lines) if _is_quick(line)] if fast else []
-    table = _read_quick([lines[i] for i in quick]) if quick else None
-    if table is None:
-        quick = []
+    header: dict[str, Any] = {"start": None, "end": None, "decision": None, "alerts": [], "warnings": []}
+    header |= {"starts": 0, "first_time": None, "last_time": None}
+    header |= {"damaged": int(torn), "repeated": 0, "bad_values": 0}
+    table, quick = read_fast(lines, _RESERVED) if fast else (None, [])
     done = set(quick)
     rows: list[dict[str, Any]] = []
     order: list[int] = []
@@ -67,38 +63,6 @@ def parse_log(data: bytes, fast: bool = True) -> RunLog:
         _see_time(header, table.column("time"))
     steps = _merge(table, _columns(rows), [*quick, *order], header)
     return RunLog(steps, _eval_table([evals[step] for step in sorted(evals)]), header)
-
-
-def _is_quick(line: bytes) -> bool:
-    return line.startswith(_STEP) and not any(word in line for word in _NON_FINITE)
-
-
-def _read_quick(lines: list[bytes]) -> pa.Table | None:
-    """Step lines as a table (time, step, metrics...), or None when they need the careful reader."""
-    data = b"\n".join(lines) + b"\n"
-    options = pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    try:
-        table = pa_json.read_json(io.BytesIO(data), read_options=options)
-        metrics = table.column("metrics").combine_chunks()
-        step = table.column("step")
-        if table.num_rows != len(lines) or not pa.types.is_integer(step.type) or step.null_count:
-            return None
-        names, arrays = ["time", "step"], [_floats(table.column("time")), step.cast(pa.int64())]
-        for index, member in enumerate(metrics.type):
-            if member.name in _RESERVED:
-                return None
-            names.append(member.name)
-            arrays.append(_floats(metrics.field(index)))
-        return pa.table(arrays, names=names)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError, TypeError):
-        return None
-
-
-def _floats(column: Any) -> Any:
-    kind = column.type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)):
-        raise TypeError(f"{kind} is not a number")
-    return column.cast(pa.float64())
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:
@@ -128,14 +92,17 @@ def _take(
             return {**metrics, "step": step}
         evals[step] = {"step": step, "metrics": metrics, **_problems(event)}
     elif kind == "start":
-        header.update(start=event, end=None, starts=header["starts"] + 1)
+        resumed = _whole(event.get("resumed_from")) or 0
+        alerts = [alert for alert in header["alerts"] if (_whole(alert.get("step")) or 0) <= resumed]
+        header.update(start=event, end=None, decision=None, alerts=alerts, starts=header["starts"] + 1)
     elif kind == "alert":
-        # A resumed run repeats the alerts of the steps it repeats.
-        same = (event.get("code"), event.get("step"), event.get("severity"))
-        others = [a for a in header["alerts"] if (a.get("code"), a.get("step"), a.get("severity")) != same]
-        header["alerts"] = [*others, event]
+        header["alerts"].append(event)
     elif kind == "warning":
         header["warnings"].append(str(event.get("message", "")))
+    elif kind == "decision" and event.get("action") == "stop":
+        header["decision"] = event.get("reason")
+    elif kind == "retry":
+        header.update(end=None, decision=None)
     elif kind == "end":
         header["end"] = event
     return None
@@ -207,7 +174,7 @@ def _merge(
     if not parts:
         return pa.table({"step": pa.array([], pa.int64())})
     table = pa.concat_tables(parts, promote_options="default")
-    if len(parts) == 2:
+    if np.any(np.diff(lines) < 0):
         table = table.take(pa.array(np.argsort(lines, kind="stable")))
     step = table.column("step").to_numpy()
     if np.all(np.diff(step) > 0):

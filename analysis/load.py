@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from analysis.cache import Stamp, read_cache, stamp, write_cache
 from analysis.eventlog import RunLog, read_log
-from analysis.records import RUN_COLUMNS, Record, make_record, notes_about, order_records
+from analysis.records import RUN_COLUMNS, Record, gradient_steps, make_record, notes_about, order_records
 from reasonrl.errors import AnalysisError
 
 ID_COLUMNS = ("key", "arm", "seed", "step", "gradient_step")
@@ -128,10 +128,11 @@ def load(path: str | Path, cache: bool = True) -> Results:
         for key in dict.fromkeys([*planned, *folders])
     ]
     records, left_out = order_records(records, plan)
-    notes += notes_about(records, left_out, plan)
+    notes += notes_about(records, left_out)
     runs = pd.DataFrame([record.row for record in records]).reindex(columns=_run_columns(records))
-    rows = _frame([(record, logs[record.key].steps) for record in records if record.key in logs])
-    evals = _frame([(record, logs[record.key].evals) for record in records if record.key in logs])
+    held = [(record, logs[record.key]) for record in records if record.key in logs]
+    rows = _frame([(record, log, log.steps) for record, log in held])
+    evals = _frame([(record, log, log.evals) for record, log in held])
     return Results(path, runs, rows, evals, _alerts(records), plan, notes)
 
 
@@ -198,19 +199,22 @@ def _run_columns(records: list[Record]) -> list[str]:
     return [*RUN_COLUMNS, *(name for name in names if name not in RUN_COLUMNS)]
 
 
-def _frame(parts: list[tuple[Record, pa.Table]]) -> pd.DataFrame:
+def _frame(parts: list[tuple[Record, RunLog, pa.Table]]) -> pd.DataFrame:
     """Stack the runs' tables and put key, arm, seed and gradient_step in front of the metrics."""
     if not parts:
         return pd.DataFrame(columns=list(ID_COLUMNS))
-    table = pa.concat_tables([part for _, part in parts], promote_options="default")
-    counts = [part.num_rows for _, part in parts]
-    step = table.column("step").to_numpy()
+    table = pa.concat_tables([part for _, _, part in parts], promote_options="default")
+    records = [record for record, _, _ in parts]
+    counts = [part.num_rows for _, _, part in parts]
+    updates = [
+        gradient_steps(log, part.column("step").to_numpy(), record.updates) for record, log, part in parts
+    ]
     identity = {
-        "key": _repeat([record.key for record, _ in parts], counts),
-        "arm": _repeat([record.row["arm"] for record, _ in parts], counts),
-        "seed": pa.array(np.repeat([record.row["seed"] for record, _ in parts], counts)),
+        "key": _repeat([record.key for record in records], counts),
+        "arm": _repeat([record.row["arm"] for record in records], counts),
+        "seed": pa.array(np.repeat([record.row["seed"] for record in records], counts)),
         "step": table.column("step"),
-        "gradient_step": pa.array(step * np.repeat([record.updates for record, _ in parts], counts)),
+        "gradient_step": pa.array(np.concatenate(updates), pa.float64()),
     }
     metrics = {name: table.column(name) for name in table.column_names if name != "step"}
     return pa.table(identity | metrics).to_pandas(split_blocks=True)

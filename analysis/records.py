@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,10 +40,12 @@ RUN_COLUMNS = (
     "started",  # unix seconds
 )
 FINAL_ROWS = 5
-# finished; stopped = by an alert; failed = by its own numbers or size (non_finite, oom): both count against
-# the arm. lost = ended by the machine or the program, unfinished = has not ended: neither speaks of the arm.
-OUTCOMES = ("finished", "stopped", "failed", "lost", "unfinished")
+# finished; stopped = by an alert; failed = by its own numbers or size (non_finite, oom): these two count
+# against the arm. ended = early, by the pruner, the budget or a person; lost = by the machine or the program;
+# unfinished = has not ended: these three say nothing of the arm.
+OUTCOMES = ("finished", "stopped", "failed", "ended", "lost", "unfinished")
 _ARMS_FAULT = ("non_finite", "oom")
+_ALERT_CODE = re.compile(r"A\d+")
 
 
 @dataclass
@@ -65,7 +68,8 @@ def make_record(
     folder: Path | None,
 ) -> Record:
     """The record of one run from its log (None: there is none yet) and its entry in the plan, if any."""
-    planned, entry = entry is not None, entry or {}
+    planned = entry is not None
+    entry = entry or _own_spec(folder)
     header = log.header if log is not None else {}
     start = header.get("start") or {}
     config = _config(start, entry, plan, folder)
@@ -85,6 +89,17 @@ def make_record(
     row |= _ending(log) | _last_numbers(log)
     row |= {f"config.{name}": value for name, value in flatten(config).items()}
     return Record(key, row, list(header.get("alerts", [])), _updates(config), header, planned)
+
+
+def gradient_steps(log: RunLog, steps: np.ndarray, updates: float) -> np.ndarray:
+    """Optimizer updates by the end of each rollout step in `steps`: as recorded, else steps x `updates`."""
+    counted = steps * updates
+    if "optim/gradient_steps" in log.steps.column_names and log.steps.num_rows:
+        recorded = log.steps.column("optim/gradient_steps").to_numpy()
+        place = np.searchsorted(log.steps.column("step").to_numpy(), steps, side="right") - 1
+        found = np.where(place >= 0, recorded[place], 0.0)
+        counted = np.where(np.isfinite(found), found, counted)
+    return counted
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -113,10 +128,19 @@ def _config(
             read = None
         if isinstance(read, dict):
             return read
-    shared = (
-        (plan.get("configs") or {}).get(entry.get("config")) if isinstance(entry.get("config"), str) else None
-    )
-    return dict(shared) if isinstance(shared, dict) else {}
+    given = entry.get("config")
+    if isinstance(given, str) and isinstance(plan.get("configs"), dict):
+        given = plan["configs"].get(given)
+    return dict(given) if isinstance(given, dict) else {}
+
+
+def _own_spec(folder: Path | None) -> dict[str, Any]:
+    """What the run folder itself says of a run that the plan does not name (a searched one, or a fork)."""
+    try:
+        spec = json.loads((folder / "run.json").read_text()) if folder is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return spec if isinstance(spec, dict) else {}
 
 
 def _first_int(*values: Any, default: int) -> int:
@@ -141,18 +165,30 @@ def _ending(log: RunLog | None) -> dict[str, Any]:
         return {"status": "empty" if nothing else "unfinished", "outcome": "unfinished"}
     status, reason = str(end.get("status")), end.get("reason")
     error = str(end.get("error_class") or "")
-    alert = reason if isinstance(reason, dict) else {"message": reason or ""}
+    alert = _reason_of(log.header) if status == "stopped" else {"message": reason or ""}
     out = {"status": status, "error_class": error, "reason_message": str(alert.get("message", ""))}
     out |= {"reason_code": str(alert.get("code", "")), "reason_title": str(alert.get("title", ""))}
     if status == "finished":
         out["outcome"] = "finished"
     elif status == "failed":
         out["outcome"] = "failed" if error in _ARMS_FAULT else "lost"
-    elif status == "stopped" and out["reason_code"]:
-        out["outcome"] = "stopped"
+    elif status == "stopped":
+        out["outcome"] = "stopped" if _ALERT_CODE.fullmatch(out["reason_code"]) else "ended"
     else:
         out["outcome"] = "unfinished"
     return out
+
+
+def _reason_of(header: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Why a run was stopped: the coordinator's decision, else the log's reason, else the last stop alert."""
+    reason = (header.get("end") or {}).get("reason")
+    for source in (header.get("decision"), reason):
+        if isinstance(source, dict) and source.get("code"):
+            return source
+    stops = [alert for alert in header.get("alerts", []) if alert.get("severity") == "stop"]
+    if stops and not reason:
+        return stops[-1]
+    return {"message": str(reason or "")}
 
 
 def _last_numbers(log: RunLog | None) -> dict[str, Any]:
@@ -177,14 +213,15 @@ def _last_numbers(log: RunLog | None) -> dict[str, Any]:
     return out
 
 
-def _column(table: pa.Table, name: str) -> np.ndarray:
+def _column(table: pa.Table, name: str, last: int = 0) -> np.ndarray:
     if name not in table.column_names:
         return np.array([])
-    return table.column(name).to_numpy()
+    column = table.column(name)
+    return column.slice(max(0, len(column) - last) if last else 0).to_numpy()
 
 
 def _tail_mean(table: pa.Table, name: str) -> float:
-    values = _column(table, name)[-FINAL_ROWS:]
+    values = _column(table, name, FINAL_ROWS)
     values = values[np.isfinite(values)]
     return float(values.mean()) if len(values) else math.nan
 
@@ -196,15 +233,12 @@ def _total(table: pa.Table, name: str) -> float:
 
 
 def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[Record], list[Record]]:
-    """Arms in the plan's order, then seeds; runs of an earlier plan that planned ones replace come apart."""
-    taken = {
-        (r.row["arm"], r.row["seed"], r.row["stage"]) for r in records if r.planned and not r.row["parent"]
-    }
+    """Arms in the plan's order, then seeds; runs that a plan of named runs no longer holds come apart."""
+    planned = {record.key for record in records if record.planned}
     kept, left_out = [], []
     for record in records:
-        place = (record.row["arm"], record.row["seed"], record.row["stage"])
-        replaced = not record.planned and not record.row["parent"] and place in taken
-        (left_out if replaced else kept).append(record)
+        stale = bool(planned) and not _is_searched(plan) and not {record.key, record.row["parent"]} & planned
+        (left_out if stale else kept).append(record)
     arms = {str(arm): index for index, arm in enumerate(plan.get("arms") or [])}
 
     def place_of(record: Record) -> tuple[Any, ...]:
@@ -223,7 +257,13 @@ def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[
     return sorted(kept, key=place_of), left_out
 
 
-def notes_about(records: list[Record], left_out: list[Record], plan: Mapping[str, Any]) -> list[str]:
+def _is_searched(plan: Mapping[str, Any]) -> bool:
+    """True when runs are suggested while the sweep goes on, so that the plan does not name them."""
+    study = plan.get("study") if isinstance(plan.get("study"), Mapping) else {}
+    return study.get("sampler", "none") not in ("none", "grid") or bool(plan.get("stages"))
+
+
+def notes_about(records: list[Record], left_out: list[Record]) -> list[str]:
     """Everything about the runs that a reader of the numbers must know, one sentence for each kind."""
 
     def having(test: Callable[[Record], Any]) -> list[Record]:
@@ -238,6 +278,7 @@ def notes_about(records: list[Record], left_out: list[Record], plan: Mapping[str
         ("not finished (running, paused or killed)", having(_half_done), _progress),
         ("stopped by an alert", having(lambda r: r.row["outcome"] == "stopped"), _reason),
         ("failed by its own numbers or size", having(lambda r: r.row["outcome"] == "failed"), _reason),
+        ("ended early, not by an alert", having(lambda r: r.row["outcome"] == "ended"), _reason),
         ("lost to the machine or the program", having(lambda r: r.row["outcome"] == "lost"), _reason),
         ("lines that cannot be read, left out", having(lambda r: r.header.get("damaged")), _count("damaged")),
         (
@@ -252,7 +293,6 @@ def notes_about(records: list[Record], left_out: list[Record], plan: Mapping[str
         ),
         ("last evaluation is not a number", having(_nan_accuracy), _title),
         ("no evaluation recorded", having(_no_eval), _title),
-        ("not in the plan, shown all the same", having(lambda r: plan.get("runs") and not _known(r)), _title),
         ("from an earlier plan, left out", left_out, lambda r: f"{_title(r)} {r.key}"),
     ]
     for words, group, describe in kinds:
@@ -302,10 +342,6 @@ def _nan_accuracy(record: Record) -> bool:
 
 def _no_eval(record: Record) -> bool:
     return math.isnan(record.row["final_step"]) and record.row["status"] not in ("not started", "empty")
-
-
-def _known(record: Record) -> bool:
-    return record.planned or bool(record.row["parent"])
 
 
 def _unequal(records: list[Record]) -> list[str]:

@@ -302,7 +302,7 @@ def _metrics(spec: RunSpec, step: int, lift: float, rng: np.random.Generator) ->
         "optim/grad_norm": 0.5 + 0.1 * rng.random(),
         "optim/lr": spec.config["optim"]["lr"] * min(1.0, step / 5),
         "optim/skipped": 0.0,
-        "optim/gradient_steps": float(updates),
+        "optim/gradient_steps": float(updates * step),
         "data/rounds": rounds,
         "data/generated_tokens": 256 * length * rounds,
         "data/kept": 32.0,
