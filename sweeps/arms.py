@@ -39,8 +39,9 @@ def check_arms(
     sound = [arm for arm in arms if arm.effective]
     if mistakes or not sound:
         return mistakes, []
-    mistakes += _inert(sound)
-    if len(arms) <= MAX_SINGLE_CHECKS:
+    inert = _inert(sound)
+    mistakes += inert
+    if not inert and len(arms) <= MAX_SINGLE_CHECKS:
         mistakes += [mistake for arm in sound for mistake in _idle_overrides(arm, composer)]
     mistakes += _confounded(sound, sweep, composer)
     return mistakes, _once(warning for arm in sound for warning in _shadowed(arm, composer))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -22,22 +20,26 @@ from sweeps import overrides as ov
 from sweeps.config import SWEEP_SECTIONS, register, run_section
 from sweeps.types import RunSpec
 
-CONF = Path(__file__).resolve().parent.parent / "conf"
+CONF = Path(__file__).parent.parent.absolute() / "conf"
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 
 
-@contextmanager
-def config_loader(conf: Path = CONF) -> Iterator[Any]:
-    """Hydra's config loader: the one of a running Hydra app, else a fresh one over `conf`."""
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
+def make_loader(conf: Path = CONF, extra: str | None = None) -> Any:
+    """Hydra's config loader over `conf`, outside a running Hydra app; `extra` (--config-dir) comes first."""
+    from hydra import version
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.config_search_path import SearchPathQuery
+    from hydra.core.utils import setup_globals
 
     register()
-    if GlobalHydra.instance().is_initialized():
-        yield GlobalHydra.instance().config_loader()
-        return
-    with initialize_config_dir(str(conf), version_base="1.3"):
-        yield GlobalHydra.instance().config_loader()
+    version.setbase("1.3")
+    setup_globals()
+    search_path = create_config_search_path(str(conf))
+    if extra:
+        anchor = SearchPathQuery(provider="schema")
+        search_path.prepend("command-line", f"file://{Path(extra).absolute()}", anchor=anchor)
+    return ConfigLoaderImpl(config_search_path=search_path)
 
 
 class Composer:
@@ -59,8 +61,7 @@ class Composer:
     @classmethod
     def from_command(cls, command: Sequence[str], conf: Path = CONF) -> Composer:
         """A composer outside a running Hydra app, for a plan that was read back from its file."""
-        with config_loader(conf) as loader:
-            return cls(loader, command)
+        return cls(make_loader(conf), command)
 
     def raw(self, overrides: Sequence[str] = ()) -> DictConfig:
         """The whole config of the command with `overrides` on top, unresolved; raises Hydra's errors."""
@@ -207,6 +208,8 @@ class _Composed:
 
     def __init__(self, raw: DictConfig) -> None:
         self.raw = raw
+        if mistakes := unknown_keys(raw):
+            raise ConfigError(mistakes)
         self.run = run_section(resolve(raw))
         plain = {key: raw._get_node(key) for key in raw if key != "hydra"}
         text = "\n".join(OmegaConf.to_yaml(node) for node in plain.values() if isinstance(node, Container))
@@ -234,6 +237,29 @@ class _Composed:
             usable = isinstance(node, ValueNode) and not node._is_interpolation()
             self._nodes[key] = node if usable and key.split(".")[0] not in SWEEP_SECTIONS else None
         return self._nodes[key]
+
+
+def unknown_keys(raw: DictConfig) -> list[Mistake]:
+    """Keys that `+key=value` pushed past the schema; without this check they would be ignored silently."""
+    mistakes = []
+
+    def walk(node: DictConfig, prefix: str) -> None:
+        kind = node._metadata.object_type
+        fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
+        for key in node:
+            if prefix == "" and key == "hydra":
+                continue
+            if fields is not None and key not in fields:
+                where = prefix.rstrip(".") or "the configuration"
+                allowed = f"unknown key; {where} has {', '.join(sorted(fields))}"
+                mistakes.append(Mistake(f"{prefix}{key}", OmegaConf.select(node, str(key)), allowed))
+                continue
+            child = node._get_node(key)
+            if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
+                walk(child, f"{prefix}{key}.")
+
+    walk(raw, "")
+    return mistakes
 
 
 def typed_config(values: Mapping[str, Any]) -> Config:
@@ -278,11 +304,6 @@ def first_line(error: BaseException, value: Any = None) -> str:
     """The first line of an OmegaConf message with its placeholders filled in."""
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     return text.replace("$VALUE_TYPE", type(value).__name__).replace("$VALUE", str(value))
-
-
-def hydra_full_errors() -> bool:
-    """True when the user asked for Hydra's whole stack traces."""
-    return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
 def _put(tree: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from collections.abc import Sequence
@@ -16,16 +17,31 @@ from sweeps import overrides as ov
 from sweeps.config import run_section
 
 _FULL_KEY = re.compile(r"full_key:\s*(\S+)")
+_KINDS = (
+    ("to Integer", "must be a whole number"),
+    ("to Float", "must be a number"),
+    ("not a valid bool", "must be true or false"),
+    ("ListConfig", "must be a list, such as [1,2]"),
+    ("field is not Optional", "cannot be null"),
+    ("Cannot convert", "must be a single value"),
+    ("Incompatible value 'None'", "cannot be null"),
+)
 _IN_FILE = re.compile(r"In '([^']+)'")
 
 
-def explain(loader: Any, texts: Sequence[str], config_name: str = "config") -> list[Mistake]:
-    """The mistakes of `texts`, each judged apart, then those of the config composed from the sound ones."""
+def explain(
+    loader: Any, texts: Sequence[str], config_name: str = "config", multirun: bool = True
+) -> list[Mistake]:
+    """The mistakes of `texts`, each judged apart, then those of the config composed from the sound ones.
+
+    Without `multirun` (and without a sweep file) a swept value is a mistake too.
+    """
+    multirun = multirun or any(ov.key_of(text) == "sweep" for text in texts)
     mistakes: list[Mistake] = []
     sound: list[str] = []
     later: list[str] = []
     for text in texts:
-        problem = _unreadable(text)
+        problem = _unreadable(text) or (None if multirun else _needs_multirun(text))
         if problem:
             mistakes.append(problem)
         elif _is_group(loader, text):
@@ -46,9 +62,9 @@ def explain(loader: Any, texts: Sequence[str], config_name: str = "config") -> l
             sound.append(text)
     try:
         cfg = _load(loader, sound, config_name)
-        from sweeps.compose import resolve, typed_config
+        from sweeps.compose import resolve, typed_config, unknown_keys
 
-        mistakes += validate(typed_config(run_section(resolve(cfg))))
+        mistakes += unknown_keys(cfg) or validate(typed_config(run_section(resolve(cfg))))
     except ConfigError as error:
         mistakes += error.mistakes
     except Exception as error:
@@ -96,6 +112,14 @@ def _unreadable(text: str) -> Mistake | None:
         value = text.split("=", 1)[-1]
         return Mistake(ov.key_of(text), value, message, f"Quote it: {text.split('=', 1)[0]}='\"...\"'.")
     return None
+
+
+def _needs_multirun(text: str) -> Mistake | None:
+    if not ov.parse(text).is_sweep_override():
+        return None
+    key, _, value = text.partition("=")
+    cure = f"Add -m, or write {key}=[{value}] for a list."
+    return Mistake(key, value, "is several values, so it needs a sweep", cure)
 
 
 def _is_group(loader: Any, text: str) -> bool:
@@ -161,16 +185,34 @@ def _value_mistake(cfg: DictConfig, loader: Any, text: str) -> Mistake | None:
     if not adding and not _exists(cfg, key):
         return _unknown(cfg, key, text)
     for value in values:
-        trial = OmegaConf.masked_copy(cfg, [key.split(".")[0]]) if key.split(".")[0] in cfg else cfg.copy()
+        trial = copy.deepcopy(cfg)
         try:
             OmegaConf.update(trial, key, value, merge=True, force_add=adding)
         except OmegaConfBaseException as error:
-            if "not in" in str(error) or "does not match" in str(error):
-                return _unknown(cfg, key, text)
-            from sweeps.compose import first_line
-
-            return Mistake(key, value, first_line(error, value).rstrip("."))
+            return _misfit(cfg, override, value, text, error)
     return None
+
+
+def _misfit(cfg: DictConfig, override: Any, value: Any, text: str, error: Exception) -> Mistake:
+    """Why OmegaConf refused a value, in the words of a user."""
+    from sweeps.compose import first_line
+
+    key, message = override.key_or_group, first_line(error, value)
+    if "not in" in message or "does not match" in message:
+        return _unknown(cfg, key, text)
+    parent, _, leaf = key.rpartition(".")
+    if "is not a subclass of" in message and override.is_add():
+        cure = f"Write +{parent}='{{{leaf}: {ov.write_value(value)}}}'."
+        return Mistake(key, value, f"{parent} does not exist yet", cure)
+    for sign, allowed in _KINDS:
+        if sign in message:
+            return Mistake(key, value, allowed, f"It is {ov.write_value(_plain(cfg, key))} without this.")
+    return Mistake(key, value, message.rstrip("."))
+
+
+def _plain(cfg: DictConfig, key: str) -> Any:
+    value = OmegaConf.select(cfg, key)
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def _exists(cfg: DictConfig, key: str) -> bool:

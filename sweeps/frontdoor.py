@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ _WITH_VALUE = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--conf
 _INFO = {"--info", "-i"}
 _INFO_VALUES = {"all", "config", "defaults", "defaults-tree", "plugins", "searchpath"}
 _SHOW = {"--help", "-h", "--hydra-help", "--cfg", "-c", "--info", "-i", "--shell-completion", "-sc"}
+_CONFIG_DIR = {"--config-dir", "-cd"}
 _MULTIRUN = {"-m", "--multirun"}
 BAD_INPUT = 2
 
@@ -42,14 +42,14 @@ def enter(main: Callable[[], Any], argv: Sequence[str]) -> int:
     except Exception as error:
         if wants_traceback or not _expected(error):
             raise
-        return report(error, [word for word in sys.argv[1:] if not word.startswith("-")])
+        return report(error, *_split(sys.argv[1:]))
     return 0
 
 
-def report(error: BaseException, overrides: Sequence[str]) -> int:
+def report(error: BaseException, overrides: Sequence[str], flags: Sequence[str] = ()) -> int:
     """Print every mistake behind `error` to stderr and return the exit code for bad input."""
     if not isinstance(error, ReasonRLError):
-        error = _all_mistakes(error, overrides)
+        error = _all_mistakes(error, overrides, flags)
     print(error, file=sys.stderr)
     return BAD_INPUT
 
@@ -60,20 +60,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
     argparse refuses overrides on both sides of `-m`. Hydra refuses `-m` together with a flag that only shows
     something (`--cfg job`), so it is dropped there, and of a swept value the first is shown.
     """
-    overrides: list[str] = []
-    flags: list[str] = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        if word == "--":
-            continue
-        if not word.startswith("-") or word == "-":
-            overrides.append(word)
-            continue
-        flags.append(word)
-        takes_value = word in _WITH_VALUE or (word in _INFO and words[:1] and words[0] in _INFO_VALUES)
-        if takes_value and words:
-            flags.append(words.pop(0))
+    overrides, flags = _split(argv)
     overrides = [_plus_sweep(word) for word in overrides]
     if any(flag.split("=")[0] in _SHOW for flag in flags):
         flags = [flag for flag in flags if flag not in _MULTIRUN]
@@ -125,7 +112,26 @@ def run_single(cfg: DictConfig) -> int:
         return 0
     from sweeps.single import train_once
 
-    return train_once(cfg, command=shlex.join(["python", *sys.argv]))
+    return train_once(cfg)
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Overrides and flags (with their values) of a command line, each in order."""
+    overrides: list[str] = []
+    flags: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            continue
+        if not word.startswith("-") or word == "-":
+            overrides.append(word)
+            continue
+        flags.append(word)
+        takes_value = word in _WITH_VALUE or (word in _INFO and words[:1] and words[0] in _INFO_VALUES)
+        if takes_value and words:
+            flags.append(words.pop(0))
+    return overrides, flags
 
 
 def _expected(error: BaseException) -> bool:
@@ -143,14 +149,15 @@ def _argument_error(error: BaseException) -> bool:
     )
 
 
-def _all_mistakes(error: BaseException, overrides: Sequence[str]) -> BaseException:
-    from sweeps.compose import config_loader
+def _all_mistakes(error: BaseException, overrides: Sequence[str], flags: Sequence[str]) -> BaseException:
+    from sweeps.compose import make_loader
     from sweeps.explain import explain
 
     if _argument_error(error):
         return error
-    with config_loader() as loader:
-        mistakes = explain(loader, overrides)
+    extra = next((value for flag, value in zip(flags, flags[1:], strict=False) if flag in _CONFIG_DIR), None)
+    multirun = any(flag in _MULTIRUN for flag in flags)
+    mistakes = explain(make_loader(extra=extra), overrides, multirun=multirun)
     return ConfigError(mistakes) if mistakes else error
 
 

@@ -44,6 +44,8 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], single: bo
     """
     config = resolve(cfg)
     draft = _draft(config, arguments)
+    # A search path or a Hydra choice given on the command line decides what the groups offer: keep it too.
+    draft.fixed = [*_hydra_overrides(cfg), *draft.fixed]
     draft.mistakes += validate_sweep(config)
     composer = Composer(loader, draft.fixed, OmegaConf.select(cfg, "hydra.job.config_name") or "config")
     sweep, study = config["sweep"], config["study"]
@@ -69,6 +71,11 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], single: bo
         space=draft.space, zipped=draft.zipped, stages=draft.stages, warnings=warnings,
         command=draft.fixed, code_version=_code_version(), composer=composer,
     )  # fmt: skip
+
+
+def _hydra_overrides(cfg: DictConfig) -> list[str]:
+    texts = OmegaConf.select(cfg, "hydra.overrides.hydra") or []
+    return [str(text) for text in texts if not str(text).startswith("hydra.mode")]
 
 
 def _draft(config: Mapping[str, Any], arguments: Sequence[str]) -> _Draft:

@@ -1,0 +1,108 @@
+"""One training run from the command line: `python sweep.py`."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from reasonrl.config import run_key, validate
+from reasonrl.errors import ConfigError
+from reasonrl.events import Event, read_events
+from sweeps.compose import resolve, typed_config, unknown_keys
+from sweeps.config import run_section
+
+EXIT_CODES = {"finished": 0, "stopped": 3, "paused": 130}
+# Libraries that talk on import or per run; what matters to a user reaches the log line or an error.
+QUIET = {
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+}
+SUMMARY = ("eval/accuracy", "reward/total", "entropy/mean", "length/mean", "groups/flat", "shift/kl_old")
+
+
+def train_once(cfg: DictConfig) -> int:
+    """Train into `run_dir` (default results/single/<key>) and print a summary.
+
+    Returns 0 when the run finished, 3 when it was stopped, 130 when paused.
+
+    The same command continues an interrupted run and only reports a finished one. Raises ConfigError with all
+    mistakes before anything is written.
+    """
+    mistakes = unknown_keys(cfg)
+    if mistakes:
+        raise ConfigError(mistakes)
+    whole = resolve(cfg)
+    config = typed_config(run_section(whole))
+    if mistakes := validate(config):
+        raise ConfigError(mistakes)
+    key = run_key(config)
+    run_dir = Path(config.run_dir) if config.run_dir else Path(whole["results"]) / "single" / key
+    ended = _last_end(run_dir)
+    if ended and ended.get("status") in ("finished", "stopped"):
+        print(f"Run {key} is {ended['status']} at step {ended.get('step')}. Remove {run_dir} to repeat.")
+        return EXIT_CODES[ended["status"]]
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    from reasonrl.train import train
+
+    with _pause_on_interrupt() as pressed:
+        summary = train(config, run_dir, lambda event: "pause" if pressed else None)
+    _print_summary(summary.key, summary.status, summary.step, summary.reason, summary.metrics, run_dir)
+    return EXIT_CODES.get(summary.status, 1)
+
+
+@contextmanager
+def _pause_on_interrupt() -> Iterator[list[int]]:
+    """Collects Ctrl-C: the first lets the step end and writes a checkpoint, the second interrupts at once."""
+    pressed: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+
+    def handle(number: int, frame: Any) -> None:
+        if pressed:
+            signal.signal(signal.SIGINT, before)
+            raise KeyboardInterrupt
+        pressed.append(number)
+        print("Pausing after this step (Ctrl-C again to leave at once) ...", flush=True)
+
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _last_end(run_dir: Path) -> Event | None:
+    path = run_dir / "events.jsonl"
+    if not path.exists():
+        return None
+    last: Event | None = None
+    for event in read_events(path):
+        if event["type"] in ("start", "end"):
+            last = event if event["type"] == "end" else None
+    return last
+
+
+def _print_summary(
+    key: str, status: str, step: int, reason: Any, metrics: Mapping[str, float], run_dir: Path
+) -> None:
+    print(f"\nRun {key}: {status} at step {step}")
+    if isinstance(reason, Mapping):
+        print(f"  because {reason.get('code')} {reason.get('title')}: {reason.get('message')}")
+        if reason.get("intervention"):
+            print(f"  try: python sweep.py {' '.join(reason['intervention'])}")
+    elif reason:
+        print(f"  because {reason}")
+    shown = [f"{name} {metrics[name]:.3f}" for name in SUMMARY if name in metrics]
+    if shown:
+        print("  " + ", ".join(shown))
+    print(f"  {run_dir}/events.jsonl holds every row, {run_dir}/checkpoints the weights")
+    if status == "paused":
+        print("  the same command continues it")
