@@ -120,6 +120,8 @@ def _accumulate(
     if settings.bonus == 0 and cov_penalty is None:
         live &= (batch.advantages_B[rows] != 0) | (batch.beta_B[rows] > 0)
     index = live.nonzero().squeeze(-1)
+    for name in ("clip/low", "clip/high", "clip/fraction"):  # rows left out have no clipped token, but they count
+        seen.means.add(name, 0.0, float(batch.loss_mask_BT[rows[~live]].sum()))
     total = 0.0
     for part in _micro_batches(batch.completions.lengths_B[rows[index]], settings.micro_batch_size):
         chosen = index[part]
