@@ -1,0 +1,151 @@
+"""Readings of a history that several rules share: has the reward fallen, is it still rising, did a metric grow?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from reasonrl.alerts.history import History
+from reasonrl.alerts.series import Level, Series
+
+
+@dataclass(frozen=True)
+class Fall:
+    """How far the train reward is under its best window.
+
+    share: part of the best window's height that is lost. z: that loss in standard errors. needed_z: what noise
+    alone would reach over this many windows.
+    """
+
+    share: float
+    z: float
+    needed_z: float
+    best: Level
+    now: Level
+
+    def beyond(self, share: float) -> bool:
+        """True when at least `share` is lost and noise does not explain it."""
+        return self.share >= share and self.z > self.needed_z
+
+
+def luck(series: Series) -> float:
+    """The largest of n independent window means lies sqrt(2 ln n) deviations up by luck alone."""
+    return math.sqrt(2 * math.log(max(1.0, series.count / len(series.window.values))))
+
+
+def reward_fall(h: History) -> Fall | None:
+    """Compare the train reward's window with its best window; None while there is no full window."""
+    if "fall" not in h.cache:
+        h.cache["fall"] = _reward_fall(h)
+    found: Fall | None = h.cache["fall"]
+    return found
+
+
+def _reward_fall(h: History) -> Fall | None:
+    reward = h.series("reward/total")
+    if reward is None or reward.best is None:
+        return None
+    best, height = reward.best, reward.best.mean - reward.floor()
+    lost = best.mean - reward.mean()
+    if height <= 0 or lost < 0.1 * height:
+        return None
+    now = reward.level()
+    error = math.sqrt(best.error + now.error)
+    return Fall(lost / height, lost / error if error > 0 else math.inf, 4 + luck(reward), best, now)
+
+
+def fell(h: History, share: float) -> bool:
+    """True when the train reward lost `share` of its best window, beyond noise."""
+    fall = reward_fall(h)
+    return fall is not None and fall.beyond(share)
+
+
+def held_out_flat(h: History) -> bool | None:
+    """True when no held-out score found a new best in its last three evaluations; None with fewer than four."""
+    known = [scores for scores in h.held_out.values() if scores.count >= 4]
+    return all(scores.count - scores.best_row >= 3 for scores in known) if known else None
+
+
+def held_out_rising(h: History) -> bool:
+    """True when some held-out score found its best within its last two evaluations, of three or more."""
+    return any(s.count >= 3 and s.best > s.first and s.count - s.best_row <= 1 for s in h.held_out.values())
+
+
+def held_out_fell(h: History) -> bool:
+    """True when some held-out score was clearly under its best at two evaluations in a row."""
+    return any(scores.below >= 2 for scores in h.held_out.values())
+
+
+def reward_flat(h: History) -> bool | None:
+    """True when the train reward found no new height for three windows and a quarter of the run."""
+    reward = h.series("reward/total")
+    if reward is None:
+        return None
+    return reward.count - reward.rise_row >= max(3 * len(reward.window.values), reward.count / 4)
+
+
+def not_rising(h: History) -> bool | None:
+    """True when the held-out score (without one: the train reward) no longer rises; None when unknown."""
+    flat = held_out_flat(h)
+    if flat is not None:
+        return flat
+    return True if fell(h, 0.3) else reward_flat(h)
+
+
+def apart(now: Level, base: Level) -> float:
+    """Standard error of the difference of two levels."""
+    return math.sqrt(now.error + base.error)
+
+
+def gained(h: History, name: str = "reward/total") -> bool:
+    """True when a metric's window stands above its baseline by two errors and 5 % of its range."""
+    series = h.ready(name)
+    if series is None or series.baseline is None:
+        return False
+    now, base = series.level(), series.baseline
+    return now.mean - base.mean > max(2 * apart(now, base), 0.05 * (series.highest - series.lowest))
+
+
+def risen_by(series: Series | None, amount: float) -> bool:
+    """True when a metric's window stands `amount` above its baseline and luck does not explain it."""
+    if series is None or series.baseline is None or series.mean() - series.baseline.mean < amount:
+        return False
+    now, base = series.level(), series.baseline
+    return now.mean - base.mean > (2 + luck(series)) * apart(now, base)
+
+
+def stays_above(series: Series | None, level: float) -> bool:
+    """True when the window and the last two closed windows of a metric are all above a level."""
+    if series is None or len(series.blocks) < 2 or series.mean() <= level:
+        return False
+    return series.blocks[-1][1] > level and series.blocks[-2][1] > level
+
+
+def saturated(h: History) -> bool:
+    """True when the train reward is near its ceiling, so that a quiet policy is no wonder."""
+    reward = h.series("reward/total")
+    if reward is None:
+        return False
+    level = reward.mean()
+    if reward.lowest >= 0 and reward.highest <= 1 + 1e-9 and level >= 0.85:
+        return True
+    return level - reward.floor() >= 0.85 * (reward.highest - reward.floor()) and gained(h)
+
+
+def growth(series: Series) -> float:
+    """Window mean over baseline mean (inf from a baseline of 0, 1 from nothing to nothing)."""
+    base = series.baseline.mean if series.baseline else 0.0
+    now = series.mean()
+    return now / base if base > 0 else (math.inf if now > 0 else 1.0)
+
+
+def numbers(**values: float | None) -> dict[str, Any]:
+    """Evidence rounded to six digits; unknown values are left out, infinite ones spelled as text."""
+    known = {name: value for name, value in values.items() if value is not None}
+    return {name: float(f"{v:.6g}") if math.isfinite(v) else str(v) for name, v in known.items()}
+
+
+def percent(share: float) -> str:
+    """A share as text: 0.314 -> '31 %'."""
+    return f"{100 * share:.0f} %"
