@@ -237,7 +237,7 @@ def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[
     planned = {record.key for record in records if record.planned}
     kept, left_out = [], []
     for record in records:
-        stale = bool(planned) and not _is_searched(plan) and not {record.key, record.row["parent"]} & planned
+        stale = bool(planned) and not is_searched(plan) and not {record.key, record.row["parent"]} & planned
         (left_out if stale else kept).append(record)
     arms = {str(arm): index for index, arm in enumerate(plan.get("arms") or [])}
 
@@ -257,7 +257,7 @@ def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[
     return sorted(kept, key=place_of), left_out
 
 
-def _is_searched(plan: Mapping[str, Any]) -> bool:
+def is_searched(plan: Mapping[str, Any]) -> bool:
     """True when runs are suggested while the sweep goes on, so that the plan does not name them."""
     study = plan.get("study") if isinstance(plan.get("study"), Mapping) else {}
     return study.get("sampler", "none") not in ("none", "grid") or bool(plan.get("stages"))
