@@ -43,6 +43,7 @@ class History:
         self.streaks: dict[str, list[int]] = {}  # per rule: findings in a row of at least note, flag, stop
         self.since: dict[str, float] = {}  # per rule: step at which its present streak began
         self.seen: set[str] = set()
+        self._kinds: dict[str, int] = {}  # per name: 0 unused, 1 train metric, 2 held-out score
 
     # ---- writing
     def push(self, step: float, metrics: Mapping[str, float]) -> set[str]:
@@ -65,21 +66,32 @@ class History:
         self._derive(row)
         self.row = row
         fresh = set()
+        kinds, train = self._kinds, self.train
         for name, value in row.items():
-            if value - value != 0:  # NaN or infinite; cheaper than math.isfinite over thousands of columns
+            kind = kinds.get(name)
+            if kind is None:
+                kind = kinds[name] = self._kind(name)
+            if kind == 0 or value - value != 0:  # NaN or infinite; cheaper than math.isfinite
                 continue
-            if name in self.tracked or part_kind(name):
-                series = self.train.get(name)
-                if series is None:
-                    series = self.train[name] = Series(self.window, self.unit)
-                series.push(step, value)
-                fresh.add(name)
-            elif is_score(name):
+            fresh.add(name)
+            if kind == 2:
                 self._score(name, step, value)
-                fresh.add(name)
+            elif name in train:
+                train[name].push(step, value)
+            else:
+                series = train[name] = self._new_series(name)
+                series.push(step, value)
         if not fresh <= self.seen:
             self.seen |= fresh
         return fresh
+
+    def _kind(self, name: str) -> int:
+        if name in self.tracked or part_kind(name):
+            return 1
+        return 2 if is_score(name) else 0
+
+    def _new_series(self, name: str) -> Series:
+        return Series(self.window, self.unit, trend=name == "reward/total")
 
     def _note_bad(self, row: Mapping[str, float]) -> None:
         bad = [name for name, value in row.items() if value - value != 0]
@@ -172,7 +184,7 @@ class History:
         self.seen = set(data["seen"])
         self.cache, self.train, self.held_out = {}, {}, {}
         for name, state in data["train"].items():
-            self.train[name] = Series(self.window, self.unit)
+            self.train[name] = self._new_series(name)
             self.train[name].load_state(state)
         for name, state in data["held_out"].items():
             self.held_out[name] = Scores()

@@ -43,11 +43,8 @@ class AlertMonitor:
         self.limits = {r.key: {**r.limits, **self.config.rules.get(r.code, {})} for r in self.rules}
         tracked = {name for rule in self.rules for name in rule.inputs()} | set(ALWAYS_TRACKED)
         self.history = History(self.config.window, _unit(unit), tracked, group_size)
-        wakes = [frozenset(flatten(rule.needs)) for rule in self.rules]
-        self._plan = [
-            (rule, wake, self.config.warmup if rule.warmup is None else rule.warmup)
-            for rule, wake in zip(self.rules, wakes, strict=True)
-        ]
+        self._wakes = [frozenset(flatten(rule.needs)) for rule in self.rules]
+        self._awake: dict[frozenset[str], list[tuple[Rule, int]]] = {}
 
     def update(self, step: float, metrics: Mapping[str, float]) -> list[Alert]:
         """Add the metrics of one step and return the alerts they raise; several calls for one step are merged.
@@ -59,20 +56,29 @@ class AlertMonitor:
         names = history.push(step, metrics)
         if not names and not history.bad_fields:
             return []
-        if history.held_out and any(is_score(name) for name in names):
-            names.add("eval")
-        if any(part_kind(name) for name in names):
-            names.add("parts")
         passed = history.rollouts()
         raised = []
-        for rule, wake, warmup in self._plan:
-            if passed < warmup or ("any" not in wake and wake.isdisjoint(names)):
+        for rule, warmup in self._rules_for(frozenset(names)):
+            if passed < warmup:
                 continue
             finding = rule.check(history, self.limits[rule.key])
-            alert = self._judge(rule, finding) if finding is not None else self._clear(rule.key)
-            if alert is not None:
+            if finding is None:
+                self._clear(rule.key)
+            elif (alert := self._judge(rule, finding)) is not None:
                 raised.append(alert)
         return raised
+
+    def _rules_for(self, names: frozenset[str]) -> list[tuple[Rule, int]]:
+        """The rules that a row with these metrics wakes, with their warm-up."""
+        if names not in self._awake:
+            woken = names | {"any"}
+            woken |= {"eval"} if any(is_score(name) for name in names) else set()
+            woken |= {"parts"} if any(part_kind(name) for name in names) else set()
+            rules = [rule for rule, wake in zip(self.rules, self._wakes, strict=True) if not wake.isdisjoint(woken)]
+            if len(self._awake) > 100:  # a log whose every row has other columns
+                self._awake.clear()
+            self._awake[names] = [(r, self.config.warmup if r.warmup is None else r.warmup) for r in rules]
+        return self._awake[names]
 
     def _clear(self, key: str) -> None:
         if key in self.history.streaks:

@@ -84,7 +84,7 @@ class Window:
 
 
 class Series:
-    """One train metric; `push` is constant work."""
+    """One train metric; `push` is constant work. Only with `trend` are the sums of `std` and `trend` kept."""
 
     FIELDS = (
         "count", "first_step", "last", "last_step", "lowest", "highest", "early_sum", "early_rows", "opening",
@@ -92,17 +92,21 @@ class Series:
         "mean_step", "mean_value", "step_step", "step_value", "value_value",
     )  # fmt: skip
     LEVELS = ("baseline", "best", "lowest_window")
-    __slots__ = (*FIELDS, *LEVELS, "unit", "window", "pool", "blocks")
+    __slots__ = (*FIELDS, *LEVELS, "unit", "keeps_trend", "window", "pool", "blocks")
 
-    def __init__(self, rows: int, unit: float) -> None:
+    def __init__(self, rows: int, unit: float, trend: bool = False) -> None:
         self.unit = unit
+        self.keeps_trend = trend
         self.window = Window(rows, rows * unit)
         self.pool = Window(rows, rows * unit)  # fills up to the baseline, then stays
         self.blocks: deque[tuple[float, float]] = deque(maxlen=8)  # (last step, mean) of closed windows
-        for name in self.FIELDS:
-            setattr(self, name, 0.0)
         self.count = self.early_rows = self.rise_row = self.block_rows = 0
+        self.first_step = self.last = self.last_step = self.early_sum = 0.0
         self.lowest, self.highest = math.inf, -math.inf
+        self.opening = 0.0  # mean of the first full window, nothing left out
+        self.rise_mean = 0.0  # the window mean at the last clear rise, in row `rise_row`
+        self.block_sum = self.block_start = 0.0
+        self.mean_step = self.mean_value = self.step_step = self.step_value = self.value_value = 0.0
         self.baseline: Level | None = None
         self.best: Level | None = None
         self.lowest_window: Level | None = None
@@ -134,7 +138,8 @@ class Series:
         if self.block_rows >= window.rows and step - self.block_start + 1 >= window.span:
             self.blocks.append((step, self.block_sum / self.block_rows))
             self.block_sum, self.block_rows, self.block_start = 0.0, 0, step + 1
-        self._track_trend(step, value)
+        if self.keeps_trend:
+            self._track_trend(step, value)
 
     def _track_extremes(self, window: Window) -> None:
         mean = sum(window.values) / len(window.values)
