@@ -1,0 +1,86 @@
+"""All runs and configurations of a sweep, as their event logs tell them, and the only way to write about them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from reasonrl.events import EventLog
+from sweeps.configuration import Configuration, group
+from sweeps.ledger import read_specs, save_spec
+from sweeps.state import RunState, read_state
+from sweeps.types import Plan, RunSpec
+
+
+class Book:
+    """The runs of a plan by key, their configurations, and forks by parent."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.metric = str(plan.study.get("metric", "eval/accuracy"))
+        self.runs: dict[str, RunState] = {}
+        self.configurations: list[Configuration] = []
+        self._of_run: dict[str, list[Configuration]] = {}
+
+    def run_dir(self, key: str) -> Path:
+        """The folder of one run."""
+        return self.plan.directory / "runs" / key
+
+    def add_run(self, spec: RunSpec) -> RunState:
+        """The run's state, read from its event log the first time its key is met."""
+        if spec.key not in self.runs:
+            self.runs[spec.key] = read_state(spec, self.run_dir(spec.key), self.metric)
+        return self.runs[spec.key]
+
+    def add_configuration(self, configuration: Configuration) -> Configuration:
+        """Take a configuration in."""
+        self.configurations.append(configuration)
+        for run in configuration.runs:
+            self._of_run.setdefault(run.key, []).append(configuration)
+        return configuration
+
+    def add_replicate(self, configuration: Configuration, spec: RunSpec) -> RunState:
+        """Add one seed's run to a configuration."""
+        run = self.add_run(spec)
+        configuration.runs.append(run)
+        self._of_run.setdefault(run.key, []).append(configuration)
+        return run
+
+    def add_planned(self, searched: bool) -> list[Configuration]:
+        """Take in every run the plan names, as configurations in the plan's order."""
+        runs = [self.add_run(spec) for spec in self.plan.runs]
+        return [self.add_configuration(configuration) for configuration in group(runs, searched)]
+
+    def configurations_of(self, run: RunState) -> list[Configuration]:
+        """The configurations a run is a replicate of: one, or one per stage that shares it; none for a fork."""
+        return self._of_run.get(run.key, [])
+
+    def children_of(self, key: str) -> list[RunState]:
+        """The forks of a run."""
+        return [run for run in self.runs.values() if run.spec.parent == key]
+
+    def add_forks(self) -> list[RunState]:
+        """Take in the forks that earlier commands made of known runs, and forks of those."""
+        specs = [spec for spec in read_specs(self.plan.directory).values() if spec.parent]
+        found: list[RunState] = []
+        while fresh := [spec for spec in specs if spec.parent in self.runs and spec.key not in self.runs]:
+            found += [self.add_run(spec) for spec in fresh]
+        return found
+
+    def record(self, run: RunState, event: dict[str, Any]) -> None:
+        """Append an event to a run's log on behalf of a worker that is gone or idle, and fold it in."""
+        event = {"time": time.time(), **event}
+        folder = self.run_dir(run.key)
+        save_spec(folder, run.spec)
+        log = EventLog(folder / "events.jsonl")
+        try:
+            log.append(event)
+        finally:
+            log.close()
+        run.apply(event)
+
+    def open_runs(self) -> Iterable[RunState]:
+        """Runs that have not ended for good."""
+        return (run for run in self.runs.values() if run.open)

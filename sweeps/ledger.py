@@ -1,0 +1,76 @@
+"""What the coordinator did and why, one JSON object per line: starts, ends, retries, stops, forks, winners.
+
+The ledger is for people and reports. It decides nothing: what a run did stands in its own event log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from reasonrl.events import EventLog, read_events
+from sweeps.types import RunSpec
+
+NAME = "ledger.jsonl"
+SPEC = "run.json"
+
+
+class Ledger:
+    """Append-only record of a sweep folder; every entry has a type, a time and mostly a run's key."""
+
+    def __init__(self, directory: Path) -> None:
+        self._log = EventLog(directory / NAME)
+
+    def note(self, action: str, spec: RunSpec | None = None, **details: Any) -> None:
+        """Write one entry; `spec` adds key, arm, seed and stage."""
+        entry: dict[str, Any] = {"type": action, "time": time.time()}
+        if spec is not None:
+            entry.update(key=spec.key, arm=spec.arm, seed=spec.seed, stage=spec.stage)
+            if spec.parent:
+                entry.update(parent=spec.parent, parent_step=spec.parent_step)
+        self._log.append({**entry, **details})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._log.close()
+
+
+def read_ledger(directory: Path) -> Iterator[dict[str, Any]]:
+    """The readable entries of a sweep's ledger, oldest first; none without a ledger."""
+    path = directory / NAME
+    if path.exists():
+        yield from read_events(path)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace `path` as a whole: a reader, or a crash, never meets half of it."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with draft.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+
+
+def save_spec(run_dir: Path, spec: RunSpec) -> None:
+    """Store the run's spec beside its event log, once; it ties the log to its place in the plan."""
+    path = run_dir / SPEC
+    if not path.exists():
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, json.dumps(spec.to_dict(), indent=1))
+
+
+def read_specs(directory: Path) -> dict[str, RunSpec]:
+    """The specs of all runs that were ever started in this sweep folder, by key; unreadable ones are left out."""
+    specs = {}
+    for path in sorted((directory / "runs").glob(f"*/{SPEC}")):
+        try:
+            spec = RunSpec.from_dict(json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError):
+            continue
+        specs[spec.key] = spec
+    return specs

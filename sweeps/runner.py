@@ -1,0 +1,96 @@
+"""The coordinator of a sweep: one loop that asks for the next run, listens to the workers, and tells the study.
+
+    while there is work:
+        every free slot takes the best next run
+        every message of a worker is folded into its run, shown, and judged
+        hung runs, commands, heartbeat and the study's database are looked after
+
+It alone opens the study and writes the ledger. What a run did is read from its own event log, so that the same
+command continues wherever anything was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from reasonrl.errors import EngineError, ReasonRLError
+from sweeps.coordinator import Coordinator
+from sweeps.engines import Engine, make_engine
+from sweeps.ledger import write_atomic
+from sweeps.lock import FolderLock
+from sweeps.progress import Progress
+from sweeps.seats import Seat
+from sweeps.types import Plan
+
+POLL_S = 0.2
+GRACE_S = 60.0  # for running runs to write a checkpoint after Ctrl-C
+OK, FAILED, REFUSED, INTERRUPTED = 0, 1, 2, 130
+
+
+def run(plan: Plan) -> int:
+    """Carry out `plan`, or what is left of it; returns the exit code.
+
+    0: every run finished or was stopped for a stated reason. 1: a run failed, or the sweep could not go on.
+    2: refused before anything started. 130: interrupted; the same command continues.
+    """
+    try:
+        with FolderLock(plan.directory) as lock:
+            write_atomic(plan.directory / "plan.json", plan.to_json())
+            engine = make_engine(plan.engine, plan.directory / "workers")
+            progress = Progress(plan)
+            with contextlib.closing(engine), contextlib.closing(progress):
+                seats = [Seat(slot) for slot in engine.slots()]
+                for seat in seats:
+                    engine.start(seat.slot)  # torch loads while the study is opened
+                with interrupts() as asked:
+                    sweep = Coordinator(plan, engine, seats, progress)
+                    try:
+                        loop(sweep, engine, lock, asked)
+                    finally:
+                        sweep.close()
+            return sweep.conclude()
+    except ReasonRLError as error:
+        print(error, file=sys.stderr)
+        return REFUSED
+
+
+def loop(sweep: Coordinator, engine: Engine, lock: FolderLock, asked: list[int]) -> None:
+    """Run until nothing is left to do, or until told to leave and every running run has its checkpoint."""
+    deadline: float | None = None
+    while not sweep.finished:
+        sweep.assign()
+        for slot, message in engine.poll(POLL_S):
+            sweep.handle(slot, message)
+        sweep.tend()
+        if asked and not sweep.leaving:
+            sweep.leave("interrupted", INTERRUPTED)
+        if not lock.beat():
+            raise EngineError(f"{lock.path.parent} was taken over by another coordinator; this one ends.")
+        if sweep.leaving:
+            deadline = deadline or time.monotonic() + GRACE_S
+            if len(asked) > 1 or time.monotonic() > deadline:
+                return
+
+
+@contextlib.contextmanager
+def interrupts() -> Iterator[list[int]]:
+    """A list that grows by every Ctrl-C or SIGTERM, instead of an exception in the middle of a write."""
+    asked: list[int] = []
+
+    def note(number: int, _: Any) -> None:
+        asked.append(number)
+
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        with contextlib.suppress(ValueError):  # not in the main thread
+            before[number] = signal.signal(number, note)
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

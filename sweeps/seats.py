@@ -1,0 +1,59 @@
+"""A slot as the coordinator sees it: who sits there, since when, and whether its worker can be trusted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sweeps.engines.base import Slot
+from sweeps.state import RunState
+
+MAX_BAD_STARTS = 3
+_GROWTH_MB = 1024.0
+
+
+@dataclass(eq=False)
+class Seat:
+    """One slot, its present run, and the memory its worker held after its first run (MB)."""
+
+    slot: Slot
+    run: RunState | None = None
+    ready: bool = False
+    bad_starts: int = 0
+    last_progress: float = 0.0
+    since: float = 0.0
+    first_rss_mb: float | None = None
+
+    @property
+    def free(self) -> bool:
+        """True when a run can be handed to it; its worker may still be loading."""
+        return self.run is None and self.bad_starts < MAX_BAD_STARTS
+
+    def take(self, run: RunState) -> None:
+        """Seat a run."""
+        self.run = run
+        self.since = self.last_progress = time.monotonic()
+
+    def leave(self) -> RunState | None:
+        """Free the seat; returns who sat there."""
+        run, self.run = self.run, None
+        return run
+
+    def hung(self, timeout_s: float) -> bool:
+        """True when its run made no step, evaluation or checkpoint for `timeout_s` seconds."""
+        return self.run is not None and time.monotonic() - self.last_progress > timeout_s
+
+    def keeps_memory(self, left: Mapping[str, Any]) -> bool:
+        """True when the worker holds much more after a run than after its first: it is better started anew."""
+        rss = left.get("rss_mb")
+        if rss is None:
+            return False
+        if self.first_rss_mb is None:
+            self.first_rss_mb = float(rss)
+        return rss > max(2 * self.first_rss_mb, self.first_rss_mb + _GROWTH_MB) or left.get("gpu_mb", 0) > _GROWTH_MB
+
+    def restarted(self) -> None:
+        """Its worker was started anew."""
+        self.ready, self.first_rss_mb = False, None
