@@ -22,7 +22,7 @@ _KINDS = (
     ("to Float", "must be a number"),
     ("not a valid bool", "must be true or false"),
     ("ListConfig", "must be a list, such as [1,2]"),
-    ("field is not Optional", "cannot be null"),
+    ("is not Optional", "cannot be null"),
     ("Cannot convert", "must be a single value"),
     ("Incompatible value 'None'", "cannot be null"),
 )
@@ -170,24 +170,19 @@ def _value_mistake(cfg: DictConfig, loader: Any, text: str) -> Mistake | None:
             key, override.value(), "no such config group", "`python sweep.py --help` lists the groups."
         )
     if override.is_delete():
-        return (
-            None
-            if OmegaConf.select(cfg, key) is not None
-            else Mistake(text, "", "there is no such key to delete")
-        )
+        return Mistake(text, "", "keys are fixed and cannot be deleted", "Set another value instead.")
     if override.is_sweep_override():
         if override.is_interval_sweep():
             return None if _exists(cfg, key) else _unknown(cfg, key, text)
         values = [getattr(value, "text", value) for value in override.sweep_iterator()]
     else:
         values = [override.value()]
-    adding = override.is_add() or override.is_force_add()
-    if not adding and not _exists(cfg, key):
+    if not _adding(override) and not _exists(cfg, key):
         return _unknown(cfg, key, text)
     for value in values:
         trial = copy.deepcopy(cfg)
         try:
-            OmegaConf.update(trial, key, value, merge=True, force_add=adding)
+            OmegaConf.update(trial, key, value, merge=True, force_add=_adding(override))
         except OmegaConfBaseException as error:
             return _misfit(cfg, override, value, text, error)
     return None
@@ -200,14 +195,34 @@ def _misfit(cfg: DictConfig, override: Any, value: Any, text: str, error: Except
     key, message = override.key_or_group, first_line(error, value)
     if "not in" in message or "does not match" in message:
         return _unknown(cfg, key, text)
-    parent, _, leaf = key.rpartition(".")
-    if "is not a subclass of" in message and override.is_add():
-        cure = f"Write +{parent}='{{{leaf}: {ov.write_value(value)}}}'."
-        return Mistake(key, value, f"{parent} does not exist yet", cure)
+    if "is not a subclass of" in message and _adding(override):
+        parent, value = _nest(cfg, key, value)
+        cure = f"Write \"+{parent}={ov.write_value(value)}\"."
+        return Mistake(key, ov.write_value(override.value()), f"{key} cannot be added by its full key", cure)
+    if "is not a subclass of" in message:
+        section = OmegaConf.select(cfg, key)
+        keys = ", ".join(f"{key}.{name}" for name in section) if isinstance(section, DictConfig) else ""
+        return Mistake(key, value, "is a section, not a value", f"Set {keys}." if keys else "")
     for sign, allowed in _KINDS:
         if sign in message:
             return Mistake(key, value, allowed, f"It is {ov.write_value(_plain(cfg, key))} without this.")
     return Mistake(key, value, message.rstrip("."))
+
+
+def _adding(override: Any) -> bool:
+    """True for overrides that begin with a plus."""
+    return bool(override.is_add() or override.is_force_add())
+
+
+def _nest(cfg: DictConfig, key: str, value: Any) -> tuple[str, Any]:
+    """The nearest section that exists above `key`, and `value` wrapped in the names below it."""
+    parts = key.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        parent = ".".join(parts[:count])
+        value = {parts[count]: value}
+        if _exists(cfg, parent):
+            return parent, value
+    return parts[0], value
 
 
 def _plain(cfg: DictConfig, key: str) -> Any:
@@ -233,7 +248,7 @@ def _nearest(key: str, cfg: DictConfig | None) -> str:
         return ""
     known = list(_keys(cfg))
     last = key.rsplit(".", 1)[-1]
-    near = difflib.get_close_matches(key, known, 3, 0.6)
+    near = difflib.get_close_matches(key, known, 3, 0.75)
     near += [name for name in known if name.rsplit(".", 1)[-1] == last and name not in near]
     lasts = difflib.get_close_matches(last, {name.rsplit(".", 1)[-1] for name in known}, 3, 0.75)
     near += [name for name in known if name.rsplit(".", 1)[-1] in lasts and name not in near]

@@ -102,17 +102,21 @@ def run_single(cfg: DictConfig) -> int:
 
     from sweeps.plan import make_plan
 
-    arguments = list(HydraConfig.get().overrides.task)
-    whole = DictConfig({**cfg, "hydra": HydraConfig.instance().cfg.hydra}) if cfg.plan else cfg
-    if cfg.plan:
+    try:
+        if not cfg.plan:
+            from sweeps.single import train_once
+
+            return train_once(cfg)
         from sweeps.show import print_plan
 
+        whole = DictConfig({**cfg, "hydra": HydraConfig.instance().cfg.hydra})
+        arguments = list(HydraConfig.get().overrides.task)
         plan = make_plan(whole, GlobalHydra.instance().config_loader(), arguments, single=True)
         print_plan(plan, results=Path(cfg.results))
         return 0
-    from sweeps.single import train_once
-
-    return train_once(cfg)
+    except ReasonRLError as error:
+        # Here and not in `enter`: Hydra prints a line of its own about an exception that passes through it.
+        return report(error, [])
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

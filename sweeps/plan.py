@@ -62,12 +62,12 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], single: bo
     if draft.mistakes:
         raise ConfigError(_once(draft.mistakes))
     runs = _runs(arms, draft.seeds, composer)
-    name = _name(config, draft)
+    name = "single" if single else _name(config, draft)
     return Plan(
         name=name, question=sweep["question"], runs=runs, arms=[arm.name for arm in arms],
         baseline=sweep["baseline"] or (arms[0].name if arms else ""), seeds=draft.seeds,
         sweep={**sweep, "name": name}, engine=config["engine"], study=study,
-        directory=Path(config["results"]) / ("single" if single else name),
+        directory=Path(config["results"]) / name,
         space=draft.space, zipped=draft.zipped, stages=draft.stages, warnings=warnings,
         command=draft.fixed, code_version=_code_version(), composer=composer,
     )  # fmt: skip

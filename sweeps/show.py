@@ -133,7 +133,7 @@ def _print_cost(plan: Plan, speeds: dict[str, Speed | None], book: SpeedBook, co
         known = [(book.estimate(config), int(config["steps"]))] * runs
         steps = runs * int(config["steps"])
     slots = num_slots(plan.engine)
-    line = f"{runs} runs, {steps} rollout steps, {slots} at a time"
+    line = f"{runs} run{'s' * (runs != 1)}, {steps} rollout steps, {slots} at a time"
     if all(speed for speed, _ in known) and known:
         work = sum(speed.seconds * steps for speed, steps in known if speed)
         gpus = num_gpus() if not plan.engine["devices"] else len(plan.engine["devices"])
