@@ -95,10 +95,11 @@ def arm_runs(results: Results) -> pd.DataFrame:
 
 
 def by_seed(runs: pd.DataFrame, arm: str, column: str, reading: str) -> pd.Series:
-    """The arm's values of `column` under a reading, indexed by seed; non-finite ones are left out."""
+    """The arm's finite values of `column` under a reading, indexed by seed (-1: not recorded)."""
     mine = runs[(runs["arm"] == arm) & runs["outcome"].isin(COUNTED[reading])]
     values = pd.Series(mine[column].to_numpy(float), index=mine["seed"].to_numpy(), dtype=float)
-    return values[np.isfinite(values)].groupby(level=0).last()
+    values = values[np.isfinite(values)]
+    return values[(values.index < 0) | ~values.index.duplicated(keep="last")]
 
 
 def compare(
@@ -125,7 +126,7 @@ def _pair(
     runs: pd.DataFrame, arm: str, baseline: str, measure: Measure, reading: str, rng: np.random.Generator
 ) -> Comparison:
     a, b = (by_seed(runs, name, measure.column, reading) for name in (arm, baseline))
-    seeds = sorted(set(a.index) & set(b.index) - {-1})
+    seeds = sorted((set(a.index) & set(b.index)) - {-1})
     left, right = tuple(map(float, a[seeds])), tuple(map(float, b[seeds]))
     paired = paired_difference(left, right, rng)
     return Comparison(arm, baseline, measure, reading, tuple(map(int, seeds)), left, right, paired)
