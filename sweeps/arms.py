@@ -39,10 +39,10 @@ def check_arms(
     sound = [arm for arm in arms if arm.effective]
     if mistakes or not sound:
         return mistakes, []
-    inert = _inert(sound)
-    mistakes += inert
-    if not inert and len(arms) <= MAX_SINGLE_CHECKS:
-        mistakes += [mistake for arm in sound for mistake in _idle_overrides(arm, composer)]
+    mistakes += (inert := _inert(sound))
+    if len(arms) <= MAX_SINGLE_CHECKS:
+        known = {mistake.value for mistake in inert}
+        mistakes += [m for arm in sound if arm.name not in known for m in _idle_overrides(arm, composer)]
     mistakes += _confounded(sound, sweep, composer)
     return mistakes, _once(warning for arm in sound for warning in _shadowed(arm, composer))
 
@@ -115,31 +115,26 @@ def _kinds(arm: Arm, keys: Iterable[str]) -> str:
 
 
 def _idle_overrides(arm: Arm, composer: Composer) -> list[Mistake]:
-    """Value overrides of an arm that could be left out without any effect, although they change a value."""
-    mistakes = []
+    """Overrides of an arm that change values, or want to, but could be left out without any effect."""
     if len(arm.overrides) < 2:
-        return []
+        return []  # then the whole arm would be inert
+    mistakes = []
     for text in arm.overrides:
-        if ov.key_of(text) in ("algo",) or composer.is_group_choice(text):
+        shadows = _shadowed(arm, composer, [text])
+        if composer.is_group_choice(text) and not shadows:
             continue
-        rest = [other for other in arm.overrides if other != text]
         try:
-            without = composer.apply(rest)
-            typed = typed_config(without)
-            if validate(typed) or without == arm.config:
+            without = composer.apply([other for other in arm.overrides if other != text])
+            if validate(typed_config(without)):
                 continue
-            if composer.canonical(without) == arm.effective:
-                key, _, value = text.partition("=")
-                mistakes.append(
-                    Mistake(
-                        f"{arm.name}: {key.lstrip('+')}",
-                        value,
-                        f"has no effect in this arm{_kinds(arm, [ov.key_of(text)])}",
-                        "Remove it.",
-                    )
-                )
-        except Exception:  # noqa: S112 - the rest alone need not be a valid config
+        except Exception:  # noqa: S112 - the other overrides alone need not make a valid config
             continue
+        restated = without == arm.config and not shadows
+        if restated or composer.canonical(without) != arm.effective:
+            continue
+        why = f": {shadows[0].partition(', but ')[2]}" if shadows else _kinds(arm, [ov.key_of(text)])
+        key, _, value = text.lstrip("+").partition("=")
+        mistakes.append(Mistake(f"{arm.name}: {key}", value, f"has no effect in this arm{why}", "Remove it."))
     return mistakes
 
 
@@ -189,19 +184,22 @@ def _confounded(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Compose
     return mistakes
 
 
-def _shadowed(arm: Arm, composer: Composer) -> list[str]:
+def _shadowed(arm: Arm, composer: Composer, overrides: Sequence[str] | None = None) -> list[str]:
     """Values of a group choice that something later in the config (a sweep file, an override) sets over."""
     warnings = []
     set_here = {ov.key_of(text) for text in arm.overrides}
     flat = dict(flatten(arm.config))
-    for text in arm.overrides:
+    for text in arm.overrides if overrides is None else overrides:
         if not composer.is_group_choice(text):
             continue
         group, _, option = text.lstrip("+").partition("=")
-        for key, value in composer.choice_values(group, option).items():
-            if key in flat and key not in set_here and flat[key] != value and not str(value).startswith("${"):
-                warnings.append(f"arm {arm.name}: {text} wants {key}={value}, but the sweep file or command "
-                                f"sets {key}={flat[key]}, which wins")  # fmt: skip
+        for key, wanted in composer.choice_values(group, option).items():
+            value = flat.get(key, wanted)
+            if key not in set_here and value != wanted and not str(wanted).startswith("${"):
+                warnings.append(
+                    f"arm {arm.name}: {text} wants {key}={wanted}, "
+                    f"but the sweep file or the command sets {key}={value}, which wins"
+                )
     return warnings
 
 

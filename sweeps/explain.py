@@ -6,10 +6,12 @@ import copy
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from reasonrl.config import validate
 from reasonrl.errors import ConfigError, Mistake
@@ -53,7 +55,7 @@ def explain(
     try:
         cfg = _load(loader, [*sound, *_searchpath(later)], config_name)
     except Exception as error:
-        return [*mistakes, broken(error, None)]
+        return [*mistakes, broken(error, _without_sweep(loader, sound, config_name))]
     for text in later:
         problem = _value_mistake(cfg, loader, text)
         if problem:
@@ -74,19 +76,29 @@ def explain(
 
 def broken(error: BaseException, cfg: DictConfig | None) -> Mistake:
     """A composition error (a config file with an unknown key, a missing file) as one mistake."""
-    chain, current = [], error
+    if isinstance(error, YAMLError):
+        mark = getattr(error, "problem_mark", None)
+        where = f"{Path(mark.name).name}, line {mark.line + 1}" if mark else "a config file"
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        return Mistake(where, "", f"is not YAML: {problem}")
+    chain: list[str] = []
+    current: BaseException | None = error
     while current is not None:
         chain.append(str(current))
-        current = current.__cause__ or current.__context__  # type: ignore[assignment]
+        current = current.__cause__ or current.__context__
     text = "\n".join(chain)
     key = _FULL_KEY.search(text)
     file = _IN_FILE.search(text)
-    where = f"conf/{file.group(1)}.yaml" if file else "the configuration"
+    where = f"{file.group(1)}.yaml" if file else "the configuration"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if key and "not in" in text:
         name = key.group(1)
         return Mistake(name, "?", f"unknown key in {where}", _nearest(name, cfg))
-    message = " ".join(lines[:3]) or type(error).__name__
+    # The innermost line says what is wrong; the outer ones say through which function it came.
+    inner = [
+        line for line in lines if not line.startswith(("full_key", "object_type", "reference_type", "In '"))
+    ]
+    message = (inner[0] if inner else type(error).__name__) + (f" (in {where})" if file else "")
     return Mistake(key.group(1) if key else where, "?", message.rstrip("."))
 
 
@@ -100,6 +112,14 @@ def _load(loader: Any, texts: Sequence[str], config_name: str) -> DictConfig:
         validate_sweep_overrides=False,
     )
     return cfg
+
+
+def _without_sweep(loader: Any, texts: Sequence[str], config_name: str) -> DictConfig | None:
+    """The config the sweep file would have changed, to look up which keys exist."""
+    try:
+        return _load(loader, [text for text in texts if ov.key_of(text) != "sweep"], config_name)
+    except Exception:
+        return None
 
 
 def _unreadable(text: str) -> Mistake | None:
@@ -197,7 +217,7 @@ def _misfit(cfg: DictConfig, override: Any, value: Any, text: str, error: Except
         return _unknown(cfg, key, text)
     if "is not a subclass of" in message and _adding(override):
         parent, value = _nest(cfg, key, value)
-        cure = f"Write \"+{parent}={ov.write_value(value)}\"."
+        cure = f'Write "+{parent}={ov.write_value(value)}".'
         return Mistake(key, ov.write_value(override.value()), f"{key} cannot be added by its full key", cure)
     if "is not a subclass of" in message:
         section = OmegaConf.select(cfg, key)
@@ -246,7 +266,9 @@ def _unknown(cfg: DictConfig, key: str, text: str) -> Mistake:
 def _nearest(key: str, cfg: DictConfig | None) -> str:
     if cfg is None:
         return ""
-    known = list(_keys(cfg))
+    # What a sweep file says about keys are no keys themselves.
+    quoted = ("sweep.arms.", "sweep.space.", "sweep.zip.")
+    known = [name for name in _keys(cfg) if not name.startswith(quoted)]
     last = key.rsplit(".", 1)[-1]
     near = difflib.get_close_matches(key, known, 3, 0.75)
     near += [name for name in known if name.rsplit(".", 1)[-1] == last and name not in near]

@@ -140,10 +140,10 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _expected(error: BaseException) -> bool:
     from hydra.errors import HydraException
+    from yaml import YAMLError
 
-    return isinstance(error, ReasonRLError | HydraException | OmegaConfBaseException) or _argument_error(
-        error
-    )
+    known = ReasonRLError | HydraException | OmegaConfBaseException | YAMLError
+    return isinstance(error, known) or _argument_error(error)
 
 
 def _argument_error(error: BaseException) -> bool:

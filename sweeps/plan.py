@@ -15,11 +15,11 @@ from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
 from sweeps.arms import Arm, check_arms
 from sweeps.compose import Composer, resolve
-from sweeps.config import validate_sweep
+from sweeps.config import SAMPLERS, validate_sweep
 from sweeps.space import cells, from_override, read_space, read_stages, read_zip
 from sweeps.types import Params, Plan, RunSpec, SpaceEntry, Stage
 
-ENUMERATED = ("none", "grid")
+SEARCHES = tuple(name for name in SAMPLERS if name not in ("none", "grid"))
 
 
 @dataclass
@@ -49,7 +49,7 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], single: bo
     draft.mistakes += validate_sweep(config)
     composer = Composer(loader, draft.fixed, OmegaConf.select(cfg, "hydra.job.config_name") or "config")
     sweep, study = config["sweep"], config["study"]
-    searched = study["sampler"] not in ENUMERATED or bool(draft.stages)
+    searched = study["sampler"] in SEARCHES or bool(draft.stages)
     warnings: list[str] = []
     arms: list[Arm] = []
     if searched:
@@ -91,7 +91,7 @@ def _draft(config: Mapping[str, Any], arguments: Sequence[str]) -> _Draft:
             draft.seeds = _seeds(text, draft.mistakes)
         elif not override.is_sweep_override():
             fixed.append(text)
-        elif override.is_interval_sweep() or sampler not in ENUMERATED:
+        elif override.is_interval_sweep() or sampler in SEARCHES:
             _add_entry(draft, override)
         else:
             draft.axes[key] = [
@@ -100,6 +100,11 @@ def _draft(config: Mapping[str, Any], arguments: Sequence[str]) -> _Draft:
     draft.fixed = _under(fixed, sweep["base"])
     if not typed_seed:
         draft.seeds = [int(seed) for seed in sweep["seeds"]]
+    twice = sorted({seed for seed in draft.seeds if draft.seeds.count(seed) > 1})
+    if twice:
+        draft.mistakes.append(
+            Mistake("sweep.seeds", draft.seeds, f"names {', '.join(map(str, twice))} twice")
+        )
     for arm, texts in sweep["arms"].items():
         try:
             draft.arms[str(arm)] = ov.as_list(texts)
@@ -188,22 +193,8 @@ def _runs(arms: Sequence[Arm], seeds: Sequence[int], composer: Composer) -> list
         for seed in seeds
         for arm in arms
     ]
-    seen: dict[str, RunSpec] = {}
-    mistakes = []
-    for run in runs:
-        if run.key in seen:
-            other = seen[run.key]
-            mistakes.append(
-                Mistake(
-                    "sweep",
-                    run.name,
-                    f"is the same run as {other.name} (key {run.key})",
-                    "Name every arm and seed once.",
-                )
-            )
-        seen[run.key] = run
-    if mistakes:
-        raise ConfigError(mistakes)
+    keys = [run.key for run in runs]
+    assert len(set(keys)) == len(keys), "arms and seeds were checked to differ"
     return runs
 
 
