@@ -1,8 +1,8 @@
 """Group-relative advantages: pure functions from rewards in parts (P, G, J) to advantages (P, G).
 
-Every estimator uses the sample standard deviation (n-1), statistics over valid (non-NaN) rows only, and gives
-exactly 0 to flat groups and invalid rows. eps is 1e-4: at 1e-6 and below eight equal rewards of 0.7 get a
-spurious advantage from fp32 rounding.
+Every estimator uses the sample standard deviation (n-1), statistics over valid (finite) rows only, and gives
+exactly 0 to groups without spread and to invalid rows. eps is 1e-4: at 1e-6 and below the fp32 rounding of nearly
+equal rewards becomes an advantage.
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ def _std(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 
 def grpo(total_PG: torch.Tensor, valid_PG: torch.Tensor, eps: float = 1e-4) -> torch.Tensor:
     """(r - group mean) / (group std + eps); GRPO (DeepSeekMath eq. 3). 1,0,0,0 gives +1.5 and -0.5."""
-    return dr_grpo(total_PG, valid_PG) / (_std(total_PG, valid_PG) + eps)
+    return _divide(dr_grpo(total_PG, valid_PG), _std(total_PG, valid_PG) + eps)
 
 
 def dr_grpo(total_PG: torch.Tensor, valid_PG: torch.Tensor, eps: float = 0.0) -> torch.Tensor:
-    """r - group mean; Dr.GRPO. 1,0,0,0 gives +0.75 and -0.25."""
-    return (total_PG - _mean(total_PG, valid_PG)) * valid_PG
+    """r - group mean; Dr.GRPO. 1,0,0,0 gives +0.75 and -0.25. Rounding of equal rewards is cut to exactly 0."""
+    flat_P1 = is_flat(torch.where(valid_PG, total_PG, torch.nan)).unsqueeze(-1)
+    return torch.where(valid_PG & ~flat_P1, total_PG - _mean(total_PG, valid_PG), 0.0)
+
+
+def _divide(centred: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """0 stays 0, also over a std of 0."""
+    return torch.where(centred == 0, 0.0, centred / scale)
 
 
 def rloo(total_PG: torch.Tensor, valid_PG: torch.Tensor, eps: float = 0.0) -> torch.Tensor:
@@ -50,7 +56,7 @@ def rloo(total_PG: torch.Tensor, valid_PG: torch.Tensor, eps: float = 0.0) -> to
 
 def batch_std(total_PG: torch.Tensor, valid_PG: torch.Tensor, eps: float = 1e-4) -> torch.Tensor:
     """(r - group mean) / (std over the batch + eps); Lite-PPO (arXiv 2508.08221)."""
-    return dr_grpo(total_PG, valid_PG) / (_std(total_PG.flatten(), valid_PG.flatten()) + eps)
+    return _divide(dr_grpo(total_PG, valid_PG), _std(total_PG.flatten(), valid_PG.flatten()) + eps)
 
 
 def gdpo(
@@ -69,7 +75,7 @@ def gdpo(
     if not batch_norm:
         return summed
     flat, valid = summed.flatten(), valid_PG.flatten()
-    return ((flat - _mean(flat, valid)) / (_std(flat, valid) + eps)).view_as(summed) * valid_PG
+    return _divide(flat - _mean(flat, valid), _std(flat, valid) + eps).view_as(summed) * valid_PG
 
 
 ESTIMATORS = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo, "batch_std": batch_std}
@@ -81,10 +87,11 @@ def compute_advantages(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return advantages (P, G), flat groups (P,) bool and valid rows (P, G) bool.
 
-    A group is flat when every part's raw spread is below 1e-6 or fewer than 2 rows are valid; it gets exactly 0.
-    The batch step of GDPO would move flat groups off 0, so zeroing comes last.
+    A row is valid when all its parts are finite. A group is flat when every part's raw spread is below 1e-6 or fewer
+    than 2 rows are valid; it gets exactly 0. The batch step of GDPO would move flat groups off 0, so zeroing comes
+    last.
     """
-    valid_PG = ~parts_PGJ.isnan().any(-1)
+    valid_PG = parts_PGJ.isfinite().all(-1)
     masked = torch.where(valid_PG.unsqueeze(-1), parts_PGJ, torch.nan)
     flat_P = torch.stack([is_flat(masked[..., j]) for j in range(parts_PGJ.shape[-1])]).all(0)
     filled = masked.nan_to_num(nan=0.0)

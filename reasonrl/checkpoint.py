@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,10 @@ class CheckpointConfig:
     every: int = 10  # rollout steps; 0 = only at a stop, a pause and the end
     keep: int = 2  # newest ones kept
     export: bool = False  # at the end, write the model in Hugging Face form to run_dir/model
+
+
+FOLDER = re.compile(r"step_\d{6,}")
+REQUIRED = ("weights.safetensors", "optimizer.safetensors", "state.json")
 
 
 def _sha256(path: Path) -> str:
@@ -51,14 +56,16 @@ def save(
     """Write files of tensors and a JSON state after `step`, then drop all but the newest `keep`.
 
     The folder appears by one rename after everything is on disk, so that a reader sees it whole or not at all.
-    Raises CheckpointError when the disk refuses.
+    Folders of later steps go too: the run has gone back before them because they were damaged. Raises
+    CheckpointError when the disk refuses.
     """
     from safetensors.torch import save_file
 
     target = folder_of(root, step)
     scratch = root / f".step_{step:06d}.{os.getpid()}"
     try:
-        shutil.rmtree(scratch, ignore_errors=True)
+        for left_over in root.glob(".step_*"):  # of a process that was killed while it wrote
+            shutil.rmtree(left_over, ignore_errors=True)
         scratch.mkdir(parents=True)
         for name, group in tensors.items():
             save_file({key: value.detach().cpu().contiguous() for key, value in group.items()}, scratch / name)
@@ -73,20 +80,32 @@ def save(
     except Exception as error:  # safetensors has its own error type for a full disk
         shutil.rmtree(scratch, ignore_errors=True)
         raise CheckpointError(f"The checkpoint of step {step} could not be written to {root}: {error}") from error
-    for old in _folders(root)[keep:]:
+    folders = _folders(root)
+    later = [folder for folder in folders if _step_of(folder) > step]
+    for old in later + folders[len(later) + keep :]:
         shutil.rmtree(old, ignore_errors=True)
     return target
 
 
 def _folders(root: Path) -> list[Path]:
-    """Return checkpoint folders, newest first."""
-    return sorted(root.glob("step_*"), reverse=True) if root.is_dir() else []
+    """Return checkpoint folders, newest first; anything else that lies there is left alone."""
+    if not root.is_dir():
+        return []
+    found = [path for path in root.iterdir() if path.is_dir() and FOLDER.fullmatch(path.name)]
+    return sorted(found, key=_step_of, reverse=True)
+
+
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))
 
 
 def fault_of(folder: Path) -> str | None:
     """Return what is wrong with a checkpoint folder, or None if every file is as it was written."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
+        missing = [name for name in REQUIRED if name not in manifest["sha256"]]
+        if missing:
+            return f"{', '.join(missing)} is missing from its manifest"
         for name, digest in manifest["sha256"].items():
             if _sha256(folder / name) != digest:
                 return f"{name} has changed"
@@ -109,13 +128,13 @@ def load_newest(root: Path, warn: Callable[[str], None], up_to: int | None = Non
     from safetensors.torch import load_file
 
     for folder in _folders(root):
-        step = int(folder.name.removeprefix("step_"))
+        step = _step_of(folder)
         if up_to is not None and step > up_to:
             continue
         fault = fault_of(folder)
         if fault is not None:
             warn(f"Checkpoint {folder.name} is damaged ({fault}); the one before it is used.")
             continue
-        tensors = {path.name: load_file(path) for path in folder.glob("*.safetensors")}
+        tensors = {name: load_file(folder / name) for name in REQUIRED if name.endswith(".safetensors")}
         return Loaded(step, tensors, json.loads((folder / "state.json").read_text()))
     return None

@@ -138,15 +138,14 @@ def collect(
             f"{config.max_rounds} rounds each). The data are too hard or too easy for this model: change the task, "
             "raise sampling.group_size, or set data=plain to see the rewards."
         )
-    correct = torch.stack([group.correct_G for group in seen])
+    means = torch.stack([group.correct_G for group in seen]).nanmean(-1)  # NaN where no row could be scored
     flat = torch.tensor([group.flat for group in seen])
-    right = correct.nanmean(-1) > 0.5
     return Collected(
         rounds=rounds,
         groups=kept[:wanted],
         generated_tokens=sum(group.num_tokens for group in seen),
         num_groups_seen=len(seen),
-        all_right=(flat & right).double().mean().item(),
-        all_wrong=(flat & ~right).double().mean().item(),
+        all_right=(flat & (means > 0.5)).double().mean().item(),
+        all_wrong=(flat & (means <= 0.5)).double().mean().item(),
         flat=flat.double().mean().item(),
     )

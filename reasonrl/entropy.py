@@ -74,9 +74,17 @@ def top_entropy_mask(entropy_BT: torch.Tensor, mask_BT: torch.Tensor, rho: float
     """
     mask = mask_BT.bool()
     if scope == "batch":
-        return mask & (entropy_BT >= torch.quantile(entropy_BT[mask].float(), 1 - rho))
+        return mask & (entropy_BT >= _quantile(entropy_BT[mask].float(), 1 - rho))
     rows = torch.where(mask, entropy_BT.float(), torch.nan)
     return mask & (entropy_BT >= torch.nanquantile(rows, 1 - rho, dim=-1, keepdim=True))
+
+
+def _quantile(values_N: torch.Tensor, share: float) -> torch.Tensor:
+    """The quantile with linear interpolation; torch.quantile refuses more than 2**24 values."""
+    ordered = values_N.sort().values
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    return torch.lerp(ordered[below], ordered[min(below + 1, len(ordered) - 1)], place - below)
 
 
 @dataclass

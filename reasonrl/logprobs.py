@@ -25,7 +25,7 @@ def completion_logprobs(
     the ratio to the sampler's log-prob is 1 before the first update.
     """
     lengths = completions.lengths_B[rows_B]
-    width = int(lengths.max())
+    width = max(int(lengths.max()), 1)  # rows without any token give zeros
     device = policy.device
     ids = completions.ids_BT[rows_B, :width].to(device)
     mask = completions.mask_BT[rows_B, :width].bool().to(device)

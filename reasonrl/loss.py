@@ -1,7 +1,7 @@
 """Policy losses and their aggregation: pure functions on (B, T) tensors.
 
 r_t = pi(y_t) / pi_old(y_t), both with logits divided by the temperature that sampled token t. A loss function
-returns the negative objective per token; `token_weights` turns the sum over tokens into the wanted mean, with
+returns the negative objective per token (`mask_BT`: the completion's tokens); `token_weights` turns the sum over tokens into the wanted mean, with
 the denominator of the whole minibatch, so that micro-batches and processes only have to add up.
 """
 
@@ -60,11 +60,11 @@ def gspo_loss(
     """Clip loss on the sequence ratio s = exp(mean_t log r_t); GSPO eq. 5-7, in the GSPO-token form (eq. 13-17).
 
     The value is s on every token; the gradient reaches token t through pi_t / sg[pi_t]. Log-ratios (ln 2, 0)
-    give s = 1.414.
+    give s = 1.414. The mean is over all tokens of the completion, whatever the loss leaves out.
     """
     log_ratio = (logprobs_BT - old_BT) * mask_BT
     sequence_B1 = (log_ratio.sum(-1) / mask_BT.sum(-1).clamp(min=1)).unsqueeze(-1).detach()
-    return _clipped((sequence_B1 + logprobs_BT - logprobs_BT.detach()).exp(), advantages_B, config)
+    return _clipped((sequence_B1 + (logprobs_BT - logprobs_BT.detach())).exp(), advantages_B, config)
 
 
 def cispo_loss(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -117,7 +118,7 @@ class WeightSchedule:
     def update(self, step: int, means: dict[str, float]) -> None:
         """Take in this step's mean raw values (running mean with momentum 0.9)."""
         for name, part in self.parts.items():
-            if part.decay_to is None or name not in means:
+            if part.decay_to is None or not math.isfinite(means.get(name, math.nan)):
                 continue
             value = 0.9 * self.running.get(name, means[name]) + 0.1 * means[name]
             self.running[name] = value
