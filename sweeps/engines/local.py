@@ -82,7 +82,7 @@ class LocalEngine:
                 ) from error
             finally:
                 theirs.close()
-        ours.settimeout(SEND_TIMEOUT_S)
+        ours.setblocking(False)
         self._workers[slot.index] = _Worker(process, ours, _oom_kills())
         self._selector.register(ours, selectors.EVENT_READ, slot)
 
@@ -92,7 +92,9 @@ class LocalEngine:
         if worker is None or not worker.open:
             raise EngineError(f"Slot {slot.label} has no worker.")
         try:
+            worker.socket.settimeout(SEND_TIMEOUT_S)
             worker.socket.sendall(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+            worker.socket.setblocking(False)
         except OSError as error:
             raise EngineError(f"The worker of slot {slot.label} does not answer: {error}.") from error
 
@@ -141,7 +143,7 @@ class LocalEngine:
         worker = self._workers[slot.index]
         while worker.open:
             try:
-                data = worker.socket.recv(1 << 18, socket.MSG_DONTWAIT)
+                data = worker.socket.recv(1 << 18)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
