@@ -30,7 +30,7 @@ def completion_logprobs(
     ids = completions.ids_BT[rows_B, :width].to(device)
     mask = completions.mask_BT[rows_B, :width].bool().to(device)
     hidden = (_hidden_shared if policy.shares_prompts else _hidden_whole)(policy, prompts, owner_B, ids)
-    logits_NV = policy.head(hidden[mask]).float()
+    logits_NV = policy.head(hidden[mask])
     temperature = completions.temperature_BT[rows_B, :width].to(device)[mask]
     if completions.keep_BTV is not None:
         keep = completions.keep_BTV[rows_B, :width].to(device)[mask]

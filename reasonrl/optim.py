@@ -13,7 +13,7 @@ class OptimConfig:
     """How weights are updated, and how often per rollout."""
 
     lr: float = 4e-5
-    warmup_steps: int = 5  # rollout steps from lr/warmup to lr
+    warmup_steps: int = 1  # rollout steps over which the rate rises to lr
     schedule: str = "constant"  # constant, linear, cosine (down to 0 at the last step)
     minibatches: int = 4  # parts of the rollout batch, by prompt
     inner_epochs: int = 4  # passes over the rollout batch
