@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from reasonrl.events import EventLog, read_events
+from sweeps.state import RunState
+
+if TYPE_CHECKING:
+    from sweeps.coordinator import Coordinator
 
 VERBS = ("stop", "pause", "resume", "retry")
 
@@ -18,9 +23,7 @@ class Control:
         self._path = directory / "control.jsonl"
         self._seen = 0
         self._size = 0
-        if self._path.exists():
-            self._size = self._path.stat().st_size
-            self._seen = sum(1 for _ in read_events(self._path))
+        self.fresh()
 
     def fresh(self) -> list[dict[str, Any]]:
         """Commands not seen yet, oldest first."""
@@ -37,3 +40,51 @@ def send(directory: Path, verb: str, key: str | None = None) -> None:
     log = EventLog(directory / "control.jsonl")
     log.append({"type": "command", "time": time.time(), "verb": verb, "key": key}, sync=True)
     log.close()
+
+
+def obey(sweep: Coordinator, command: Mapping[str, Any]) -> None:
+    """Carry out one command: on the whole sweep, or on the run it names."""
+    verb, key = command.get("verb"), command.get("key")
+    sweep.ledger.note("command", verb=verb, of=key)
+    if key:
+        run = sweep.book.runs.get(str(key))
+        if run is not None:
+            _obey_for_run(sweep, str(verb), run)
+    elif verb == "stop":
+        sweep.leave("stopped by command", 0)
+    elif verb in ("pause", "resume"):
+        sweep.paused = verb == "pause"
+        sweep.progress.line("paused by command" if sweep.paused else "resumed by command")
+    elif verb == "retry":
+        for run in list(sweep.book.runs.values()):
+            _obey_for_run(sweep, "retry", run)
+
+
+def _obey_for_run(sweep: Coordinator, verb: str, run: RunState) -> None:
+    if verb == "stop":
+        _stop(sweep, run)
+    elif verb == "pause" and run.open:
+        run.held = True
+        sweep.command(run, "pause")
+    elif verb == "resume":
+        run.held = False
+        sweep.queue.push(run, first=True)
+    elif verb == "retry" and run.status == "failed":
+        sweep.book.record(run, {"type": "retry"})
+        sweep.queue.push(run, first=True)
+        for configuration in sweep.book.configurations_of(run):
+            configuration.trial, configuration.told = None, False
+
+
+def _stop(sweep: Coordinator, run: RunState) -> None:
+    """Stop one run for good; the reason says that a person did it."""
+    reason = {
+        "code": "USER", "title": "stopped by hand", "message": "python -m sweeps stop", "step": run.step,
+        "evidence": {}, "intervention": [],
+    }  # fmt: skip
+    if run.status == "running":
+        sweep.command(run, "stop", reason)
+    elif run.open:
+        sweep.book.record(run, {"type": "decision", "step": run.step, "action": "stop", "reason": reason})
+        sweep.book.record(run, {"type": "end", "step": run.step, "status": "stopped", "reason": reason})
+        sweep.endings.settle(run, {})

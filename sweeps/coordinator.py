@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import shutil
 import time
@@ -11,19 +12,17 @@ from typing import Any
 from reasonrl.errors import EngineError
 from sweeps.book import Book
 from sweeps.budget import Budget
-from sweeps.configuration import Configuration
-from sweeps.control import Control
+from sweeps.control import Control, obey
+from sweeps.endings import Endings
 from sweeps.engines import Engine
 from sweeps.engines.base import Message, Slot
-from sweeps.failures import describe_exit, halve_micro_batch, may_retry
-from sweeps.interventions import fork
+from sweeps.failures import describe_exit
 from sweeps.ledger import Ledger, save_spec
 from sweeps.progress import Progress
 from sweeps.schedule import Queue
 from sweeps.search import Planned, Search, Source
 from sweeps.seats import MAX_BAD_STARTS, Seat
 from sweeps.state import RunState
-from sweeps.study import Study
 from sweeps.types import Plan
 
 TEND_S = 1.0
@@ -38,32 +37,48 @@ class Coordinator:
     def __init__(self, plan: Plan, engine: Engine, seats: Sequence[Seat], progress: Progress) -> None:
         self.plan, self.engine, self.seats, self.progress = plan, engine, seats, progress
         self._seat = {seat.slot.index: seat for seat in seats}
+        self._began, self._tended = time.monotonic(), 0.0
+        self.on_alert = str(plan.sweep.get("on_alert", "stop"))
+        self.leaving: str | None = None
+        self.barred: str | None = None
+        self.paused, self.exit_code = False, 0
         self.ledger = Ledger(plan.directory)
         self.book = Book(plan)
+        self._start_workers()
+        from sweeps.study import Study  # Optuna and SQLAlchemy load while the workers load torch
+
         self.study = Study(plan, self.warn)
         self.queue = Queue(plan.sweep)
         self.control = Control(plan.directory)
         self.budget = Budget(plan.sweep.get("budget") or {}, max(1, len(seats[0].slot.devices)))
+        self.endings = Endings(self)
         self.source = self._make_source()
-        self.leaving: str | None = None
-        self.exit_code = 0
-        self.barred: str | None = None
-        self.paused = False
-        self._tended = 0.0
-        self._tracebacks: set[str] = set()
-        self._on_alert = str(plan.sweep.get("on_alert", "stop"))
-        self._began = time.monotonic()
+        self._resume()
+
+    def _start_workers(self) -> None:
+        """Start as many workers as there will be work for."""
+        runs = [self.book.add_run(spec) for spec in self.plan.runs]
+        wanted = len(self.seats) if self.plan.searched else sum(run.open for run in runs)
+        for seat in self.seats[:wanted]:
+            self._start_worker(seat)
+
+    def _start_worker(self, seat: Seat) -> None:
+        seat.restarted()
+        self.engine.start(seat.slot)
+
+    def _resume(self) -> None:
+        """Take up what earlier commands left: forks, trials, budget spent, decisions that are due."""
         for child in self.book.add_forks():
             self.queue.push(child)
         self.study.open(self.book.configurations)
         self.source.refill(self.queue)
         self.budget.count_past(self.book.runs.values())
         self.resumed = sum(not run.open for run in self.book.runs.values())
-        for note in getattr(engine, "notes", ()):
+        for note in getattr(self.engine, "notes", ()):
             self.warn(note)
         for configuration in self.book.configurations:
             self.source.settled(configuration)
-        self.ledger.note("sweep", runs=len(self.book.runs), done=self.resumed, slots=len(seats))
+        self.ledger.note("sweep", runs=len(self.book.runs), done=self.resumed, slots=len(self.seats))
         self.progress.begin(self)
 
     def _make_source(self) -> Source:
@@ -98,8 +113,9 @@ class Coordinator:
         return not self.paused and len(self.queue) == 0 and self.source.exhausted and not self._held()
 
     @property
-    def _may_assign(self) -> bool:
-        return not (self.leaving or self.barred or self.paused)
+    def goes_on(self) -> bool:
+        """True unless the sweep ends early (asked to leave, budget spent)."""
+        return not (self.leaving or self.barred)
 
     def _held(self) -> bool:
         return any(run.held and run.open for run in self.book.runs.values())
@@ -107,7 +123,7 @@ class Coordinator:
     def assign(self) -> None:
         """Give every free slot the best next run."""
         for seat in self.seats:
-            while seat.free and self._may_assign:
+            while seat.free and self.goes_on and not self.paused:
                 run = self._next_run()
                 if run is None:
                     return
@@ -154,10 +170,10 @@ class Coordinator:
                 self._on_hang(seat, timeout)
         self.study.repair(self.book.configurations)
         for command in self.control.fresh():
-            self._obey(command)
+            obey(self, command)
         free = shutil.disk_usage(self.plan.directory).free / 2**20
         if free < MIN_FREE_MB and not self.leaving:
-            self._disk_full(f"{free:.0f} MB free")
+            self.disk_full(f"{free:.0f} MB free")
         why = self.budget.exhausted()
         if why is not None and self.barred is None:
             self.barred = why
@@ -176,19 +192,21 @@ class Coordinator:
         folder = self.book.run_dir(run.key)
         save_spec(folder, run.spec)
         job = {
-            "type": "run", "key": run.key, "run_dir": str(folder.resolve()), "config": self._job_config(run),
-            "pause_at": run.pause_at, "on_alert": self._on_alert,
+            "type": "run", "key": run.key, "run_dir": str(folder.resolve()), "config": self.job_config(run),
+            "pause_at": run.pause_at, "on_alert": self.on_alert,
         }  # fmt: skip
         run.status, run.slot = "running", seat.slot.index
         seat.take(run)
         self.ledger.note("start", run.spec, slot=seat.slot.label, step=run.step, attempt=len(run.failures) + 1)
+        if not seat.started:
+            self._start_worker(seat)
         try:
             self.engine.send(seat.slot, job)
         except EngineError as error:
             self._on_exit(seat, {"code": None, "signal": None, "why": str(error)})
         self.progress.started(run, seat.slot)
 
-    def _job_config(self, run: RunState) -> dict[str, Any]:
+    def job_config(self, run: RunState) -> dict[str, Any]:
         """The run's config with what the coordinator decides: none of it is part of the run's key."""
         config = copy.deepcopy(run.spec.config)
         if run.micro_batch is not None:
@@ -199,8 +217,8 @@ class Coordinator:
             tracking["group"] = tracking.get("group") or self.plan.name
             tracking["job_type"] = tracking.get("job_type") or run.spec.arm
         if "alerts" in config:
-            config["alerts"]["on_stop"] = "continue" if self._on_alert == "continue" else "stop"
-        if self._on_alert == "intervene" and "checkpoint" in config:
+            config["alerts"]["on_stop"] = "continue" if self.on_alert == "continue" else "stop"
+        if self.on_alert == "intervene" and "checkpoint" in config:
             config["checkpoint"]["keep"] = ALL_CHECKPOINTS
         return config
 
@@ -235,15 +253,14 @@ class Coordinator:
                 }  # fmt: skip
                 configuration.pruned = reason
                 for other in configuration.runs:
-                    self._command(other, "stop", reason)
+                    self.command(other, "stop", reason)
 
-    def _command(self, run: RunState, verb: str, reason: Any = None) -> None:
+    def command(self, run: RunState, verb: str, reason: Any = None) -> None:
+        """Send "stop" or "pause" to the worker of a running run; it acts within the step."""
         seat = next((seat for seat in self.running if seat.run is run), None)
         if seat is not None:
-            try:
+            with contextlib.suppress(EngineError):  # its worker is gone: the exit message follows
                 self.engine.send(seat.slot, {"type": verb, "key": run.key, "reason": reason})
-            except EngineError:
-                pass  # its worker is gone: the exit message follows
 
     def _on_done(self, seat: Seat, message: Message) -> None:
         run = seat.run
@@ -252,7 +269,7 @@ class Coordinator:
         self._free(seat)
         if message["type"] == "failed" or run.status in ("running", "failed"):
             self._note_failure(run, message)
-        self._settle(run, message)
+        self.endings.settle(run, message)
         if seat.keeps_memory(message):
             self.ledger.note("recycle", slot=seat.slot.label, rss_mb=message.get("rss_mb"), gpu_mb=message.get("gpu_mb"))
             self._restart(seat)
@@ -268,7 +285,7 @@ class Coordinator:
             self.book.record(run, event)
         except OSError as error:
             run.apply({**event, "time": time.time()})
-            self._disk_full(str(error))
+            self.disk_full(str(error))
 
     def _on_exit(self, seat: Seat, message: Mapping[str, Any]) -> None:
         run = self._free(seat)
@@ -278,7 +295,7 @@ class Coordinator:
             what = describe_exit(message)
             if run.status in ("running", "failed"):
                 self._note_failure(run, what)
-            self._settle(run, what)
+            self.endings.settle(run, what)
         self._restart(seat)
 
     def _on_broken(self, seat: Seat, message: Mapping[str, Any]) -> None:
@@ -301,7 +318,7 @@ class Coordinator:
             what = {"error_class": "hung", "message": f"no progress for {timeout:.0f} s (engine.hang_timeout_s)"}
             if run.status in ("running", "failed"):
                 self._note_failure(run, what)
-            self._settle(run, what)
+            self.endings.settle(run, what)
         self._restart(seat)
 
     def _free(self, seat: Seat) -> RunState | None:
@@ -318,79 +335,9 @@ class Coordinator:
                 log = self.plan.directory / "workers" / f"slot-{seat.slot.index}.log"
                 self.leave(f"no worker can be started; see {log}", 1)
             return
-        seat.restarted()
-        self.engine.start(seat.slot)
+        self._start_worker(seat)
 
-    # -- what follows when a run ends -------------------------------------------------------------------------
-
-    def _settle(self, run: RunState, message: Mapping[str, Any]) -> None:
-        """Retry, continue later, fork, and tell: everything that follows from the end of a run."""
-        if run.status == "failed":
-            if message.get("disk_full"):
-                self._disk_full(str(message.get("message")))
-            if self._retry(run):
-                self.queue.push(run, first=True)
-                return
-            self._show_traceback(run, message)
-        self.ledger.note(
-            run.status, run.spec, step=run.step, steps=run.spec.steps, value=run.value, seconds=round(run.seconds, 3),
-            reason=run.stop_reason() or run.reason, error_class=run.error_class,
-        )  # fmt: skip
-        self.progress.ended(run)
-        if run.status == "paused":
-            if not self.leaving and not self.barred:
-                self.queue.push(run)
-            return
-        if run.status == "stopped" and self._on_alert == "intervene":
-            self._intervene(run)
-        for configuration in self.book.configurations_of(run):
-            self._settle_configuration(configuration, run)
-
-    def _settle_configuration(self, configuration: Configuration, run: RunState) -> None:
-        if self.study.report_seed(configuration, run.spec.seed) and configuration.abandoned is None:
-            configuration.abandoned = {"why": "pruned by wilcoxon over the seeds so far"}
-            configuration.pending_seeds = []
-        self.source.settled(configuration)
-        if configuration.done:
-            self.study.tell(configuration)
-
-    def _retry(self, run: RunState) -> bool:
-        kind = run.failures[-1][0] if run.failures else "user_code"
-        if not may_retry(run.failures, int(self.plan.engine.get("max_retries", 2))):
-            return False
-        details: dict[str, Any] = {"error_class": kind, "reason": str(run.reason)}
-        if kind == "oom":
-            half = halve_micro_batch(self._job_config(run))
-            if half is None:
-                return False
-            self.book.record(run, {"type": "decision", "action": "halve_micro_batch", "value": half, "step": run.step})
-            details["micro_batch_size"] = half
-        self.ledger.note("retry", run.spec, step=run.step, **details)
-        self.progress.retried(run, kind, details)
-        run.status = "partial"
-        return True
-
-    def _show_traceback(self, run: RunState, message: Mapping[str, Any]) -> None:
-        """Show a traceback once per bug; it is kept in every run's folder."""
-        text = message.get("traceback")
-        if not text:
-            return
-        (self.book.run_dir(run.key) / "error.txt").write_text(text)
-        if run.error_class == "user_code" and text not in self._tracebacks:
-            self._tracebacks.add(text)
-            self.progress.line(text.rstrip())
-
-    def _intervene(self, run: RunState) -> None:
-        child, why = fork(self.plan, self.book, run, int(self.plan.sweep.get("max_children", 1)))
-        if child is None:
-            self.ledger.note("no_fork", run.spec, reason=why)
-            self.progress.line(f"{run.spec.name}: no intervention: {why}")
-            return
-        self.ledger.note("fork", child.spec, overrides=child.spec.overrides, reason=why)
-        self.progress.line(f"{run.spec.name}: continues from step {child.spec.parent_step} as {child.key} with {why}")
-        self.queue.push(child, first=True)
-
-    # -- leaving, pausing, commands ---------------------------------------------------------------------------
+    # -- leaving ----------------------------------------------------------------------------------------------
 
     def leave(self, why: str, code: int) -> None:
         """Start nothing more; every running run writes a checkpoint and pauses."""
@@ -402,52 +349,13 @@ class Coordinator:
     def _pause_running(self) -> None:
         for seat in self.running:
             if seat.run is not None and seat.run.pause_at != 0:
-                self._command(seat.run, "pause")
+                self.command(seat.run, "pause")
                 seat.run.pause_at = 0  # asked once
 
-    def _disk_full(self, what: str) -> None:
+    def disk_full(self, what: str) -> None:
+        """End the sweep in good order before anything is lost."""
         if not self.leaving:
             self.leave(f"the disk is full ({what}); free some space in {self.plan.directory}", 1)
-
-    def _obey(self, command: Mapping[str, Any]) -> None:
-        """Carry out `python -m sweeps stop|pause|resume|retry`."""
-        verb, key = command.get("verb"), command.get("key")
-        self.ledger.note("command", verb=verb, of=key)
-        if not key:
-            if verb == "stop":
-                self.leave("stopped by command", 0)
-            elif verb in ("pause", "resume"):
-                self.paused = verb == "pause"
-                self.progress.line("paused by command" if self.paused else "resumed by command")
-            return
-        run = self.book.runs.get(str(key))
-        if run is None:
-            return
-        if verb == "stop":
-            self._stop_run(run)
-        elif verb == "pause" and run.open:
-            run.held = True
-            self._command(run, "pause")
-        elif verb == "resume":
-            run.held = False
-            self.queue.push(run, first=True)
-        elif verb == "retry" and run.status == "failed":
-            self.book.record(run, {"type": "retry"})
-            self.queue.push(run, first=True)
-            for configuration in self.book.configurations_of(run):
-                configuration.trial, configuration.told = None, False
-
-    def _stop_run(self, run: RunState) -> None:
-        reason = {
-            "code": "USER", "title": "stopped by hand", "message": "python -m sweeps stop", "step": run.step,
-            "evidence": {}, "intervention": [],
-        }  # fmt: skip
-        if run.status == "running":
-            self._command(run, "stop", reason)
-        elif run.open:
-            self.book.record(run, {"type": "decision", "step": run.step, "action": "stop", "reason": reason})
-            self.book.record(run, {"type": "end", "step": run.step, "status": "stopped", "reason": reason})
-            self._settle(run, {})
 
     def warn(self, text: str) -> None:
         """Say something once, on the screen and in the ledger."""

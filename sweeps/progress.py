@@ -35,7 +35,7 @@ class Progress:
         self.console = Console(file=stream or sys.stdout, highlight=False, soft_wrap=True)
         self.live: Any = None
         self._last = 0.0
-        self._rung = 0
+        self._on_alert = plan.sweep.get("on_alert", "stop")
 
     def begin(self, sweep: Coordinator) -> None:
         """Say what there is to do and open the table."""
@@ -71,8 +71,8 @@ class Progress:
         self.line(f"{run.spec.name}: {kind} at step {run.step} ({run.reason}); tried again{how}")
 
     def alert(self, run: RunState, event: Mapping[str, Any]) -> None:
-        """A run raised an alert; notes stay in its log."""
-        if event.get("severity") != "note":
+        """A run raised an alert; notes stay in its log, and a stop is said by the run's end."""
+        if event.get("severity") == "flag" or (event.get("severity") == "stop" and self._on_alert == "continue"):
             self.line(f"{run.spec.name}: {event['severity']} {event['code']} {event.get('title', '')}: {event.get('message', '')}")
 
     def refresh(self, sweep: Coordinator) -> None:

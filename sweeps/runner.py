@@ -45,8 +45,6 @@ def run(plan: Plan) -> int:
             progress = Progress(plan)
             with contextlib.closing(engine), contextlib.closing(progress):
                 seats = [Seat(slot) for slot in engine.slots()]
-                for seat in seats:
-                    engine.start(seat.slot)  # torch loads while the study is opened
                 with interrupts() as asked:
                     sweep = Coordinator(plan, engine, seats, progress)
                     try:

@@ -20,6 +20,7 @@ class Seat:
 
     slot: Slot
     run: RunState | None = None
+    started: bool = False
     ready: bool = False
     bad_starts: int = 0
     last_progress: float = 0.0
@@ -55,5 +56,5 @@ class Seat:
         return rss > max(2 * self.first_rss_mb, self.first_rss_mb + _GROWTH_MB) or left.get("gpu_mb", 0) > _GROWTH_MB
 
     def restarted(self) -> None:
-        """Its worker was started anew."""
-        self.ready, self.first_rss_mb = False, None
+        """Its worker was started (anew)."""
+        self.started, self.ready, self.first_rss_mb = True, False, None

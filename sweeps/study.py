@@ -33,7 +33,7 @@ from sqlalchemy import event as sql_event
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.configuration import Configuration
-from sweeps.pruner import AnyPruner, AlertPruner, metric_pruner, stop_attributes
+from sweeps.pruner import AlertPruner, AnyPruner, metric_pruner, stop_attributes
 from sweeps.types import Plan, SpaceEntry
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -18,6 +18,7 @@ of hashes over seed, step and parameters: a row is right only if every row befor
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -92,10 +93,8 @@ def train(config: Mapping[str, Any], run_dir: Path, on_event: Callable[[Event], 
     try:
         return _loop(run)
     except BaseException as error:
-        try:
+        with contextlib.suppress(OSError):
             run.emit("end", step=0, status="failed", reason=f"{type(error).__name__}: {error}", error_class=None)
-        except OSError:
-            pass
         raise
     finally:
         run.log.close()
