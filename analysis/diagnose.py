@@ -1,0 +1,220 @@
+"""`python -m analysis diagnose PATH...`: the alert rules on finished runs and on other trainers' logs.
+
+Reads our event logs, TRL/transformers trainer_state.json, JSONL, CSV, HTML tables, TRL and verl console output,
+TensorBoard event files and W&B offline runs. Exit code: 0, or 1 when a finding reaches `--fail-on`, or 2 when a
+log cannot be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from analysis.logs import Log, find_logs, read_log
+from reasonrl.alerts import Alert, AlertMonitor, AlertsConfig
+from reasonrl.alerts.names import translate_row, unknown
+from reasonrl.alerts.types import SEVERITIES
+from reasonrl.errors import ConfigError, Mistake, ReasonRLError
+
+EXAMPLES = """examples:
+  python -m analysis diagnose results/single/1f0c2a9b7d3e
+  python -m analysis diagnose outputs/checkpoint-400/trainer_state.json verl.log runs/*.csv
+  python -m analysis diagnose --updates-per-rollout 16 --json curves.csv
+  python -m analysis diagnose --picture findings.png --fail-on flag train.jsonl
+"""
+
+
+@dataclass
+class Diagnosis:
+    """What the rules say about one log; `skipped` and `limited` give the inputs that were never logged."""
+
+    path: str
+    kind: str
+    rows: int
+    first_step: float
+    last_step: float
+    updates_per_rollout: float
+    alerts: list[Alert]
+    skipped: dict[str, list[str]]
+    limited: dict[str, list[str]]
+    unknown: list[str]
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def worst(self) -> str | None:
+        """The highest severity found."""
+        ranks = [SEVERITIES.index(alert.severity) for alert in self.alerts]
+        return SEVERITIES[max(ranks)] if ranks else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-able data."""
+        return asdict(self) | {"worst": self.worst}
+
+
+def diagnose(
+    log: Log, config: AlertsConfig | None = None, updates_per_rollout: float = 1, group_size: int = 0
+) -> Diagnosis:
+    """Run the rules over a log, row by row, as they would have run while it was written."""
+    monitor = AlertMonitor(
+        config, updates_per_rollout, settings=log.settings, group_size=group_size or log.group_size
+    )  # fmt: skip
+    alerts = [alert for step, row in log.rows for alert in monitor.update(step, translate_row(row))]
+    return Diagnosis(
+        str(log.path), log.kind, len(log.rows), log.rows[0][0], log.rows[-1][0], updates_per_rollout, alerts,
+        monitor.skipped(), monitor.limited(), unknown(log.names), list(log.notes),
+    )  # fmt: skip
+
+
+# ---- text
+def describe(found: Diagnosis) -> str:
+    """The findings as text: evidence, what to try, and what could not be judged."""
+    unit = "rollout steps" if found.updates_per_rollout == 1 else f"{found.updates_per_rollout:g} per rollout step"
+    lines = [
+        f"{found.path}",
+        f"  {found.kind}, {found.rows} rows, steps {found.first_step:g} to {found.last_step:g} ({unit})",
+    ]
+    lines += [f"  note: {note}" for note in found.notes]
+    for alert in found.alerts:
+        lines.append(f"  {alert.severity.upper():4} {alert.code} {alert.title}, step {alert.step:g}: {alert.message}")
+        lines.append(f"       evidence: {_evidence(alert.evidence)}")
+        if alert.intervention:
+            lines.append(f"       try: {' or '.join(alert.intervention)}")
+    if not found.alerts:
+        lines.append("  no findings")
+    if found.skipped:
+        lines.append(
+            "  skipped, input not logged: " + "; ".join(f"{k} ({', '.join(v)})" for k, v in found.skipped.items())
+        )
+    if found.limited:
+        lines.append(
+            "  judged in part, not logged: " + "; ".join(f"{k} ({', '.join(v)})" for k, v in found.limited.items())
+        )
+    if found.unknown:
+        names = ", ".join(found.unknown[:12]) + (
+            f" and {len(found.unknown) - 12} more" if len(found.unknown) > 12 else ""
+        )
+        lines.append(f"  unknown names (checked for NaN only): {names}")
+    return "\n".join(lines)
+
+
+def _evidence(evidence: dict[str, Any]) -> str:
+    parts = []
+    for name, value in evidence.items():
+        if name == "window":
+            parts.append(f"window {value[0]:g} to {value[1]:g}")
+        elif isinstance(value, float):
+            parts.append(f"{name} {value:.4g}")
+        elif isinstance(value, list):
+            parts.append(f"{name} {', '.join(str(item) for item in value[:6])}" if value else f"{name} none")
+        else:
+            parts.append(f"{name} {value}")
+    return ", ".join(parts)
+
+
+# ---- command line
+def add_parser(subparsers: Any) -> None:
+    """Register the subcommand."""
+    parser = subparsers.add_parser(
+        "diagnose",
+        help="run the alert rules over finished runs and other trainers' logs",
+        description=(__doc__ or "").split("\n\n")[1],
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(parser)
+    parser.set_defaults(main=main)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `diagnose`."""
+    parser.add_argument(
+        "paths", nargs="+", type=Path, metavar="PATH", help="log files, run folders, or folders of them"
+    )
+    parser.add_argument(
+        "--updates-per-rollout", type=float, default=1, metavar="N",
+        help="logged steps per rollout step: 1 when the log counts rollout steps (default), minibatches times epochs "
+        "when it counts optimizer updates",
+    )  # fmt: skip
+    parser.add_argument("--profile", choices=("graded", "textbook"), default="graded")
+    parser.add_argument("--group-size", type=int, default=0, metavar="G", help="rollouts per problem")
+    parser.add_argument(
+        "--limit", action="append", default=[], metavar="CODE.NAME=X", help="change a limit, e.g. A03.ratio=0.4"
+    )
+    parser.add_argument("--disable", action="append", default=[], metavar="CODE", help="leave a rule out")
+    parser.add_argument("--plugin", action="append", default=[], metavar="MODULE.FUNCTION", help="add a rule of yours")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per log")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the curves with the alert windows shaded")
+    parser.add_argument(
+        "--fail-on", choices=("note", "flag", "stop", "never"), default="stop", help="severity that makes exit code 1"
+    )
+
+
+def config_of(args: argparse.Namespace) -> AlertsConfig:
+    """Return the rules' configuration; raises ConfigError with every mistake in the options."""
+    rules: dict[str, dict[str, float]] = {}
+    mistakes = []
+    for text in args.limit:
+        name, equals, value = text.partition("=")
+        code, dot, limit = name.partition(".")
+        try:
+            rules.setdefault(code, {})[limit] = float(value)
+        except ValueError:
+            equals = ""
+        if not (equals and dot):
+            mistakes.append(Mistake("--limit", text, "CODE.NAME=number, e.g. A03.ratio=0.4"))
+    if not (math.isfinite(args.updates_per_rollout) and args.updates_per_rollout > 0):
+        mistakes.append(Mistake("--updates-per-rollout", args.updates_per_rollout, "a number above 0"))
+    config = AlertsConfig(profile=args.profile, rules=rules, disable=args.disable, plugins=args.plugin)
+    if config.profile == "textbook":
+        config.warmup, config.confirm = 0, 1
+    mistakes += config.mistakes() if not mistakes else []
+    if mistakes:
+        raise ConfigError(mistakes)
+    return config
+
+
+def main(args: argparse.Namespace) -> int:
+    """Diagnose every log under the given paths; return the exit code."""
+    try:
+        config = config_of(args)
+        AlertMonitor(config)  # plugins are imported before any log is read
+    except ReasonRLError as error:
+        print(error, file=sys.stderr)
+        return 2
+    code, done = 0, 0
+    for path in args.paths:
+        try:
+            logs = find_logs(path)
+        except ReasonRLError as error:
+            print(error, file=sys.stderr)
+            code = 2
+            continue
+        for file in logs:
+            code = max(code, _one(file, args, config, done))
+            done += 1
+    return code
+
+
+def _one(file: Path, args: argparse.Namespace, config: AlertsConfig, number: int) -> int:
+    try:
+        log = read_log(file)
+        found = diagnose(log, config, args.updates_per_rollout, args.group_size)
+        if args.picture:
+            from analysis.diagnosis_picture import draw
+
+            target = args.picture
+            if number:
+                target = target.with_name(f"{target.stem}_{number + 1}{target.suffix}")
+            draw(log, found.alerts, target)
+    except (ReasonRLError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps(found.to_dict(), allow_nan=False) if args.json else describe(found) + "\n")
+    if args.fail_on == "never" or found.worst is None:
+        return 0
+    return int(SEVERITIES.index(found.worst) >= SEVERITIES.index(args.fail_on))

@@ -1,0 +1,161 @@
+"""From loose records to a table: numbers parsed, rows sorted by step, restarts resolved, and all of it said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from reasonrl.alerts.names import STEP_NAMES, normalise
+
+MISSING = {"", "none", "null", "no log", "n/a", "na", "-", "--", "<na>", "missing"}
+NAN = {"nan", "-nan", "+nan", "nan(ind)", "-nan(ind)", "1.#qnan", "#num!"}
+INFINITE = {"inf": 1, "+inf": 1, "infinity": 1, "+infinity": 1, "-inf": -1, "-infinity": -1, "1.#inf": 1, "-1.#inf": -1}
+CONTAINERS = ("metrics", "data", "logs", "log", "stats", "scalars")
+THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+WRAPPED = re.compile(r"(?:(?:np|numpy)\.\w+|tensor)\((.+?)(?:,\s*(?:device|dtype)=.*)?\)")
+
+
+@dataclass
+class Log:
+    """One training log.
+
+    rows: (step, {name as printed: number}) sorted by step, one per step. notes: what the reader had to decide.
+    settings and group_size are known for our own runs only.
+    """
+
+    path: Path
+    kind: str
+    rows: list[tuple[float, dict[str, float]]]
+    notes: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    group_size: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Every metric name, in order of appearance."""
+        return list(dict.fromkeys(name for _, row in self.rows for name in row))
+
+
+def to_number(value: Any) -> float | None:
+    """Return the number a log cell holds; None when it holds none (a missing value is not NaN)."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        return float(value)
+    if not isinstance(value, str):
+        return None
+    text = value.strip().lower()
+    if text in MISSING:
+        return None
+    if text in NAN:
+        return float("nan")
+    if text in INFINITE:
+        return INFINITE[text] * float("inf")
+    wrapped = WRAPPED.fullmatch(text)
+    text = wrapped[1] if wrapped else text
+    if THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    try:
+        if text.endswith("%"):
+            return float(text[:-1]) / 100
+        return float(text) if "_" not in text else None
+    except ValueError:
+        return None
+
+
+def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested objects as 'outer/inner'; a plain container (`metrics`, `data`, ...) adds nothing to the name."""
+    out: dict[str, Any] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            out |= flatten(value, prefix if name in CONTAINERS else f"{prefix}{name}/")
+        else:
+            out[f"{prefix}{name}"] = value
+    return out
+
+
+def step_name(names: Iterable[str]) -> str | None:
+    """The column that counts steps, in the spelling of the log; None without one."""
+    known = {normalise(name): name for name in reversed(list(names))}
+    return next((known[name] for name in STEP_NAMES if name in known), None)
+
+
+class Table:
+    """Collects records of (step, row) and resolves restarts: sorted, the last writing of a step kept, and said."""
+
+    def __init__(self) -> None:
+        self.rows: dict[float, dict[str, float]] = {}
+        self.order: dict[float, int] = {}  # attempt that wrote a step last
+        self.attempt = 0
+        self.last: float | None = None
+        self.rewritten: set[float] = set()
+        self.texts: dict[str, int] = {}
+
+    def add(self, step: float, record: Mapping[str, Any]) -> None:
+        """Add one record; values that are no numbers are counted by name."""
+        row: dict[str, float] = {}
+        for name, value in record.items():
+            number = to_number(value)
+            if number is not None:
+                row[name] = number
+            elif isinstance(value, str) and value.strip().lower() not in MISSING:
+                self.texts[name] = self.texts.get(name, 0) + 1
+        if not row:
+            return
+        if self.last is not None and step < self.last:
+            self.attempt += 1
+        self.last = step
+        old = self.rows.get(step)
+        if old is None:
+            self.rows[step] = row
+        elif old.keys() & row.keys():  # written again; an evaluation beside it stays
+            self.rewritten.add(step)
+            self.rows[step] = {name: v for name, v in old.items() if _is_eval(name) and name not in row} | row
+        else:
+            old.update(row)
+        self.order[step] = self.attempt
+
+    def finish(self) -> tuple[list[tuple[float, dict[str, float]]], list[str]]:
+        """Return the sorted rows and the notes."""
+        notes = []
+        if self.attempt or self.rewritten:
+            times = f"steps go back {self.attempt} time{'s' if self.attempt != 1 else ''}" if self.attempt else ""
+            again = f"{len(self.rewritten)} steps were written again" if self.rewritten else ""
+            notes.append(f"restarted log: {' and '.join(t for t in (times, again) if t)}; the last writing is kept")
+        old = [step for step in self.rows if self.order[step] < self.attempt]
+        if old and self.attempt and self.last is not None:
+            after = [step for step in old if step > self.last]
+            if after:
+                notes.append(f"{len(after)} steps after {self.last:g} come from an attempt before the last restart")
+        texts = [name for name in self.texts if self.texts[name] > 1]
+        if texts:
+            notes.append(f"columns with text, left out: {', '.join(texts[:8])}{' ...' if len(texts) > 8 else ''}")
+        return sorted(self.rows.items()), notes
+
+
+def _is_eval(name: str) -> bool:
+    return re.match(r"(eval|val|validation|test)[/_-]", normalise(name)) is not None
+
+
+def build(path: Path, kind: str, records: Iterable[Mapping[str, Any]], notes: Iterable[str] = ()) -> Log:
+    """Make a Log of records that carry their step among their values; without one, rows are counted."""
+    flat = [flatten(record) for record in records]
+    names = dict.fromkeys(name for record in flat for name in record)
+    column = step_name(names)
+    table, notes = Table(), list(notes)
+    without = 0
+    for number, record in enumerate(flat, 1):
+        step = to_number(record.get(column)) if column is not None else float(number)
+        if step is None or step - step != 0:
+            without += 1
+            step = table.last if table.last is not None else 0.0
+        table.add(step, {name: value for name, value in record.items() if name != column})
+    if column is None and flat:
+        notes.append("no step column: rows are counted")
+    elif without:
+        notes.append(f"{without} rows without a step were added to the row before them")
+    rows, more = table.finish()
+    return Log(path, kind, rows, notes + more)
