@@ -48,9 +48,7 @@ def read_cache(folder: Path, stamps: Mapping[str, Stamp]) -> dict[str, RunLog]:
         rows, evals = record["num_rows"], record["num_evals"]
         if stamps.get(record["run"]) == (record["size"], record["mtime_ns"]):
             steps = tables["rows"].slice(row, rows)
-            out[record["run"]] = RunLog(
-                steps, tables["evals"].slice(evaluation, evals), json.loads(record["header"])
-            )
+            out[record["run"]] = RunLog(steps, tables["evals"].slice(evaluation, evals), json.loads(record["header"]))
         row, evaluation = row + rows, evaluation + evals
     return out
 

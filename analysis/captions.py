@@ -85,9 +85,7 @@ def arms_caption(results: Results, runs: pd.DataFrame, both: bool, hidden: int) 
 
 def differences_caption(results: Results, comparisons: Sequence[Comparison], same: bool) -> str:
     """How the differences were computed and what a reader must not conclude from them."""
-    wanted = ", ".join(
-        f"{each.noun} {each.precision:g}{' ' + each.unit if each.unit else ''}" for each in MEASURES
-    )
+    wanted = ", ".join(f"{each.noun} {each.precision:g}{' ' + each.unit if each.unit else ''}" for each in MEASURES)
     least = min((each.paired.smallest_p for each in comparisons if each.paired.n > 1), default=None)
     parts = [
         "Paired by seed: both arms of a pair see the same problems and random draws. The t interval is the "
@@ -97,8 +95,7 @@ def differences_caption(results: Results, comparisons: Sequence[Comparison], sam
     if least is not None and least > ALPHA:
         parts.append(f"With so few seeds the exact sign-flip test cannot fall below {least:g}.")
     parts.append(
-        f"Seeds needed for a 95 % half width of {wanted}: with the spread as estimated, and with its upper "
-        "80 % limit."
+        f"Seeds needed for a 95 % half width of {wanted}: with the spread as estimated, and with its upper 80 % limit."
     )
     if not same:
         parts.append("Both readings of stopped and failed runs are shown; leaving them out is a selection.")

@@ -45,9 +45,7 @@ class Measure:
 
 
 MEASURES: tuple[Measure, ...] = (
-    Measure(
-        "final_accuracy", "accuracy", "", 2, "reaches {} higher accuracy", "reaches {} lower accuracy", 0.02
-    ),
+    Measure("final_accuracy", "accuracy", "", 2, "reaches {} higher accuracy", "reaches {} lower accuracy", 0.02),
     Measure(
         "final_entropy",
         "entropy",
@@ -57,9 +55,7 @@ MEASURES: tuple[Measure, ...] = (
         "keeps {} nats less entropy",
         0.02,
     ),
-    Measure(
-        "final_length", "length", "tokens", 1, "answers {} tokens longer", "answers {} tokens shorter", 1.0
-    ),
+    Measure("final_length", "length", "tokens", 1, "answers {} tokens longer", "answers {} tokens shorter", 1.0),
 )
 
 

@@ -165,9 +165,7 @@ def _columns(rows: list[dict[str, Any]]) -> pa.Table | None:
     return pa.table(columns | {"step": pa.array([row["step"] for row in rows], pa.int64())})
 
 
-def _merge(
-    quick: pa.Table | None, slow: pa.Table | None, lines: list[int], header: dict[str, Any]
-) -> pa.Table:
+def _merge(quick: pa.Table | None, slow: pa.Table | None, lines: list[int], header: dict[str, Any]) -> pa.Table:
     """Both readers' rows by step; `lines` are their places in the log: the last writing of a step is kept."""
     parts = [quick.drop_columns("time")] if quick is not None else []
     parts += [slow] if slow is not None else []

@@ -68,9 +68,7 @@ def _read_group(lines: list[bytes], reserved: tuple[str, ...]) -> tuple[pa.Table
             pa.py_buffer(data),
             read_options=pa_csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=fields),
             parse_options=pa_csv.ParseOptions(quote_char=False),
-            convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(fields, pa.string()), check_utf8=False
-            ),
+            convert_options=pa_csv.ConvertOptions(column_types=dict.fromkeys(fields, pa.string()), check_utf8=False),
         )
         if text.num_rows != len(lines):
             return None, nothing

@@ -44,6 +44,7 @@ class Results:
     held-out problem, an array or None) and samples (tries per problem).
     `alerts`: key, arm, seed, step, code, title, severity, message, evidence (dict), intervention (list).
     `plan`: plan.json as it stands ({} without one). `notes`: what is missing, damaged or left out, in words.
+    `versions`: what the runs were trained with, library -> versions.
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Results:
     alerts: pd.DataFrame
     plan: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    versions: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -133,7 +135,7 @@ def load(path: str | Path, cache: bool = True) -> Results:
     held = [(record, logs[record.key]) for record in records if record.key in logs]
     rows = _frame([(record, log, log.steps) for record, log in held])
     evals = _frame([(record, log, log.evals) for record, log in held])
-    return Results(path, runs, rows, evals, _alerts(records), plan, notes)
+    return Results(path, runs, rows, evals, _alerts(records), plan, notes, _versions(records))
 
 
 def _read_plan(path: Path, notes: list[str]) -> dict[str, Any]:
@@ -145,9 +147,7 @@ def _read_plan(path: Path, notes: list[str]) -> dict[str, Any]:
     try:
         plan = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        notes.append(
-            f"plan.json cannot be read ({error}): arms and runs are taken from the event logs alone."
-        )
+        notes.append(f"plan.json cannot be read ({error}): arms and runs are taken from the event logs alone.")
         return {}
     if not isinstance(plan, dict):
         notes.append("plan.json holds no plan: arms and runs are taken from the event logs alone.")
@@ -206,9 +206,7 @@ def _frame(parts: list[tuple[Record, RunLog, pa.Table]]) -> pd.DataFrame:
     table = pa.concat_tables([part for _, _, part in parts], promote_options="default")
     records = [record for record, _, _ in parts]
     counts = [part.num_rows for _, _, part in parts]
-    updates = [
-        gradient_steps(log, part.column("step").to_numpy(), record.updates) for record, log, part in parts
-    ]
+    updates = [gradient_steps(log, part.column("step").to_numpy(), record.updates) for record, log, part in parts]
     identity = {
         "key": _repeat([record.key for record in records], counts),
         "arm": _repeat([record.row["arm"] for record in records], counts),
@@ -233,6 +231,15 @@ def _alerts(records: list[Record]) -> pd.DataFrame:
             row["intervention"] = list(alert.get("intervention") or [])
             out.append({"key": record.key, "arm": record.row["arm"], "seed": record.row["seed"], **row})
     return pd.DataFrame(out, columns=list(ALERT_COLUMNS))
+
+
+def _versions(records: list[Record]) -> dict[str, list[str]]:
+    seen: dict[str, set[str]] = {}
+    for record in records:
+        versions = (record.header.get("start") or {}).get("versions")
+        for name, version in versions.items() if isinstance(versions, dict) else ():
+            seen.setdefault(str(name), set()).add(str(version))
+    return {name: sorted(seen[name]) for name in sorted(seen)}
 
 
 def _sample_rows(path: Path) -> list[dict[str, Any]]:

@@ -13,9 +13,7 @@ from scipy.special import stdtrit
 from analysis.intervals import Interval
 
 
-def area_under_curve(
-    steps: ArrayLike, values: ArrayLike, start: float, stop: float, carry: bool = False
-) -> float:
+def area_under_curve(steps: ArrayLike, values: ArrayLike, start: float, stop: float, carry: bool = False) -> float:
     """Mean height of a curve between two steps (trapezoids), in the unit of its values.
 
     Non-finite points are left out. A curve that does not reach `stop` gives nan; with `carry` its last value

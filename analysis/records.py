@@ -36,7 +36,7 @@ RUN_COLUMNS = (
     "final_entropy",  # nats per token, mean of the last FINAL_ROWS recorded steps
     "final_length",  # tokens per response, likewise
     "generated_tokens",  # sum over all steps
-    "seconds",  # sum of time/step, else last event minus first
+    "seconds",  # of steps and evaluations, else last event minus first
     "started",  # unix seconds
 )
 FINAL_ROWS = 5
@@ -121,9 +121,7 @@ def _config(
         return start["config"]
     if folder is not None:
         try:
-            read = yaml.load(
-                (folder / "config.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-            )
+            read = yaml.load((folder / "config.yaml").read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except (OSError, ValueError, yaml.YAMLError):
             read = None
         if isinstance(read, dict):
@@ -207,7 +205,7 @@ def _last_numbers(log: RunLog | None) -> dict[str, Any]:
         out["final_entropy"] = _tail_mean(steps, "entropy/mean")
         out["final_length"] = _tail_mean(steps, "length/mean")
         out["generated_tokens"] = _total(steps, "data/generated_tokens")
-        out["seconds"] = _total(steps, "time/step")
+        out["seconds"] = _total(steps, "time/step") + np.nan_to_num(_total(evals, "time/eval"))
     if math.isnan(out["seconds"]) and header.get("last_time") is not None:
         out["seconds"] = header["last_time"] - header["first_time"]
     return out
@@ -309,11 +307,7 @@ def _list(names: Iterable[str], most: int = 8) -> str:
 
 
 def _title(record: Record) -> str:
-    return (
-        f"{record.row['arm']} seed {record.row['seed']}"
-        if record.row["seed"] >= 0
-        else str(record.row["arm"])
-    )
+    return f"{record.row['arm']} seed {record.row['seed']}" if record.row["seed"] >= 0 else str(record.row["arm"])
 
 
 def _progress(record: Record) -> str:
@@ -323,9 +317,7 @@ def _progress(record: Record) -> str:
 def _reason(record: Record) -> str:
     row = record.row
     why = " ".join(part for part in (row["reason_code"], row["reason_title"]) if part)
-    return (
-        f"{_title(record)} at step {row['steps_done']} ({why or row['reason_message'] or row['error_class']})"
-    )
+    return f"{_title(record)} at step {row['steps_done']} ({why or row['reason_message'] or row['error_class']})"
 
 
 def _count(name: str) -> Callable[[Record], str]:

@@ -89,9 +89,7 @@ def differences_table(results: Results, comparisons: Sequence[Comparison]) -> Ta
     same = same_readings(comparisons)
     frame, shown, bold = [], [], set()
     measures = list(dict.fromkeys(each.measure.column for each in comparisons))
-    for each in sorted(
-        comparisons, key=lambda c: (measures.index(c.measure.column), results.arms.index(c.arm))
-    ):
+    for each in sorted(comparisons, key=lambda c: (measures.index(c.measure.column), results.arms.index(c.arm))):
         frame.append(_difference_row(each))
         if same and each.reading == FINISHED:
             continue  # nothing was stopped: the two readings are one
@@ -163,9 +161,7 @@ def stops_table(results: Results) -> Table:
     early = runs[runs["outcome"].isin(["stopped", "failed", "ended", "lost"])]
     frame, shown = [], []
     for _, run in early.iterrows():
-        alerts = results.alerts[
-            (results.alerts["key"] == run["key"]) & (results.alerts["code"] == run["reason_code"])
-        ]
+        alerts = results.alerts[(results.alerts["key"] == run["key"]) & (results.alerts["code"] == run["reason_code"])]
         advice = list(alerts["intervention"].iloc[-1]) if len(alerts) else []
         saved = max(0, int(run["steps_planned"]) - int(run["steps_done"]))
         names = ["key", "arm", "seed", "parent", "outcome", "steps_done", "steps_planned", "reason_code"]
@@ -176,14 +172,12 @@ def stops_table(results: Results) -> Table:
             {"Run": f"{label(run['arm'])} seed {run['seed']}", "Ended": run["outcome"]}
             | {"Step": f"{run['steps_done']} of {run['steps_planned']}"}
             | {"Reason": why or run["error_class"] or "n/a", "Evidence": run["reason_message"] or "n/a"}
-            | {"Try": ", ".join(advice) or "n/a"}
+            | {"Try": " or ".join(advice) or "n/a"}
         )
     total = sum(int(str(row["steps_saved"])) for row in frame if row["outcome"] == "stopped")
     missing = "" if frame else "No run was stopped, failed or lost."
     caption = stops_caption(results, early, total)
-    return Table(
-        "stops", "Runs that did not finish", caption, pd.DataFrame(frame), pd.DataFrame(shown), set(), missing
-    )
+    return Table("stops", "Runs that did not finish", caption, pd.DataFrame(frame), pd.DataFrame(shown), set(), missing)
 
 
 def same_readings(comparisons: Sequence[Comparison]) -> bool:

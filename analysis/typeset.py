@@ -74,9 +74,7 @@ class Table:
         for index, row in enumerate(self.shown.itertuples(index=False)):
             cells = [latex(_cell(value)) for value in row]
             bold = [(index, head) in self.bold for head in heads]
-            lines.append(
-                _ampersands(f"\\textbf{{{c}}}" if b else c for c, b in zip(cells, bold, strict=True))
-            )
+            lines.append(_ampersands(f"\\textbf{{{c}}}" if b else c for c, b in zip(cells, bold, strict=True)))
         lines += [r"\bottomrule", r"\end{tabular}", f"\\end{{{wide}}}"]
         return "\n".join(lines) + "\n"
 

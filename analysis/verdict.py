@@ -129,23 +129,21 @@ def _changed(main: Sequence[Comparison], other: dict[str, Comparison]) -> list[s
 def _stopped(results: Results) -> list[str]:
     runs = arm_runs(results)
     sentences = []
-    for outcome, words in (("stopped", "stopped by an alert"), ("failed", "failed by its own numbers or size")):
+    for outcome, words in (
+        ("stopped", "stopped by an alert"),
+        ("failed", "failed by its own numbers or size"),
+    ):
         parts = []
         for arm in results.arms:
             mine = runs[runs["arm"] == arm]
             hit = mine[mine["outcome"] == outcome]
             if len(hit):
                 codes = sorted(
-                    {
-                        code or error
-                        for code, error in zip(hit["reason_code"], hit["error_class"], strict=True)
-                    }
+                    {code or error for code, error in zip(hit["reason_code"], hit["error_class"], strict=True)}
                 )
                 parts.append(f"{len(hit)} of {len(mine)} {label(arm)} ({', '.join(codes)})")
         if parts:
-            sentences.append(
-                f"{words.capitalize()}: {', '.join(parts)}; such a run counts as its last score."
-            )
+            sentences.append(f"{words.capitalize()}: {', '.join(parts)}; such a run counts as its last score.")
     return sentences
 
 
@@ -154,12 +152,8 @@ def _undecided(results: Results) -> list[str]:
     open_runs = runs[runs["outcome"].isin(["unfinished", "lost", "ended"])]
     if open_runs.empty:
         return []
-    names = ", ".join(
-        f"{label(arm)} {count}" for arm, count in open_runs["arm"].value_counts(sort=False).items()
-    )
-    return [
-        f"{len(open_runs)} of {len(runs)} runs have no result (unfinished, lost or ended early): {names}."
-    ]
+    names = ", ".join(f"{label(arm)} {count}" for arm, count in open_runs["arm"].value_counts(sort=False).items())
+    return [f"{len(open_runs)} of {len(runs)} runs have no result (unfinished, lost or ended early): {names}."]
 
 
 def _one_arm(results: Results) -> str:

@@ -31,9 +31,7 @@ def write(folder: Path, runs: int, rows: int) -> int:
     """Write `runs` logs of `rows` step events and return their size in bytes."""
     from sweeps.types import Plan
 
-    make_results(
-        folder, arms=["symmetric"], seeds=range(runs), steps=rows, eval_every=rows, faults=_none(runs)
-    )
+    make_results(folder, arms=["symmetric"], seeds=range(runs), steps=rows, eval_every=rows, faults=_none(runs))
     plan = Plan.from_json((folder / "plan.json").read_text())
     rng = np.random.default_rng(0)
     bodies: list[bytes] = []
@@ -59,9 +57,7 @@ def _none(runs: int) -> dict[tuple[str, int], str]:
 
 def main() -> None:
     """Print one JSON object with the sizes and the seconds."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=1000)
     args = parser.parse_args()
@@ -73,9 +69,7 @@ def main() -> None:
             if name == "four_logs_grew":
                 for log in sorted(home.glob("sweep/runs/*/events.jsonl"))[:4]:
                     with log.open("ab") as file:
-                        file.write(
-                            b'{"type":"step","time":1.8e9,"step":1000000,"metrics":{"reward/total":1.0}}\n'
-                        )
+                        file.write(b'{"type":"step","time":1.8e9,"step":1000000,"metrics":{"reward/total":1.0}}\n')
             began, cpu = time.perf_counter(), time.process_time()
             results = load(home / "sweep", cache=name != "no_cache")
             out[f"{name}_s"] = round(time.perf_counter() - began, 2)

@@ -122,9 +122,7 @@ def make_results(
     return folder
 
 
-def _spec(
-    arm: str, seed: int, overrides: Mapping[str, Any], steps: int, every: int, problems: int
-) -> RunSpec:
+def _spec(arm: str, seed: int, overrides: Mapping[str, Any], steps: int, every: int, problems: int) -> RunSpec:
     config = copy.deepcopy(base_config()) | {"seed": seed, "steps": steps}
     config["eval"] |= {"every": every, "problems": problems}
     for dotted, value in overrides.items():
