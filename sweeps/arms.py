@@ -28,9 +28,7 @@ class Arm:
     effective: dict[str, Any] = field(default_factory=dict)  # canonical form, flat
 
 
-def check_arms(
-    arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer
-) -> tuple[list[Mistake], list[str]]:
+def check_arms(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer) -> tuple[list[Mistake], list[str]]:
     """Compose and judge all arms; fills in their configs and returns every mistake and every warning."""
     mistakes = _compose(arms, composer)
     if sweep["baseline"] and sweep["baseline"] not in [arm.name for arm in arms]:
@@ -96,10 +94,7 @@ def _why_inert(arm: Arm, other: Arm) -> str:
     if not keys:
         return "both set the same values"
     optim = arm.config.get("optim", {})
-    if (
-        all(key.startswith("loss.") for key in keys)
-        and optim.get("minibatches") == optim.get("inner_epochs") == 1
-    ):
+    if all(key.startswith("loss.") for key in keys) and optim.get("minibatches") == optim.get("inner_epochs") == 1:
         return (
             "with one update per rollout (optim.minibatches=1, optim.inner_epochs=1) the ratio is 1, "
             f"so {', '.join(keys)} cannot act"

@@ -150,9 +150,7 @@ class Composer:
                     config = _put(config, leaf.split("."), item)
             else:
                 config = _put(config, key.split("."), value)
-        child = self.finish(
-            config, run.arm, run.seed, run.stage, ov.layer(run.overrides, overrides), run.params
-        )
+        child = self.finish(config, run.arm, run.seed, run.stage, ov.layer(run.overrides, overrides), run.params)
         lineage = f"{run.key}:{step}:{child.key}"
         child.key = hashlib.sha256(lineage.encode()).hexdigest()[:12]
         child.name = f"{run.name}+{step}"
@@ -175,9 +173,7 @@ class Composer:
         if mistakes:
             raise ConfigError(mistakes)
         name = f"{stage}/{arm}-s{seed}" if stage else f"{arm}-s{seed}"
-        return RunSpec(
-            run_key(typed), name, arm, seed, stage, overrides, config, int(config["steps"]), params
-        )
+        return RunSpec(run_key(typed), name, arm, seed, stage, overrides, config, int(config["steps"]), params)
 
     def canonical(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """What of a config has an effect (see reasonrl.config.canonical), as a flat {dotted key: value}."""
@@ -246,13 +242,13 @@ def unknown_keys(raw: DictConfig) -> list[Mistake]:
     def walk(node: DictConfig, prefix: str) -> None:
         kind = node._metadata.object_type
         fields = {f.name for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else None
-        for key in node:
+        for key in map(str, node):
             if prefix == "" and key == "hydra":
                 continue
             if fields is not None and key not in fields:
                 where = prefix.rstrip(".") or "the configuration"
                 allowed = f"unknown key; {where} has {', '.join(sorted(fields))}"
-                mistakes.append(Mistake(f"{prefix}{key}", OmegaConf.select(node, str(key)), allowed))
+                mistakes.append(Mistake(f"{prefix}{key}", OmegaConf.select(node, key), allowed))
                 continue
             child = node._get_node(key)
             if isinstance(child, DictConfig) and not child._is_none() and not child._is_interpolation():
@@ -286,7 +282,7 @@ def _build(hint: Any, value: Any) -> Any:
 
 def resolve(raw: DictConfig) -> dict[str, Any]:
     """A composed config as plain dicts without Hydra's section; raises OmegaConf's errors."""
-    cfg = OmegaConf.masked_copy(raw, [key for key in raw if key != "hydra"])
+    cfg = OmegaConf.masked_copy(raw, [key for key in map(str, raw) if key != "hydra"])
     plain: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     return {str(key): value for key, value in plain.items()}
 

@@ -142,7 +142,5 @@ def validate_sweep(cfg: Mapping[str, Any]) -> list[Mistake]:
             )
         )
     if not sweep["seeds"]:
-        mistakes.append(
-            Mistake("sweep.seeds", [], "needs at least one seed", "For instance sweep.seeds=[0,1,2].")
-        )
+        mistakes.append(Mistake("sweep.seeds", [], "needs at least one seed", "For instance sweep.seeds=[0,1,2]."))
     return mistakes

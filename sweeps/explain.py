@@ -31,9 +31,7 @@ _KINDS = (
 _IN_FILE = re.compile(r"In '([^']+)'")
 
 
-def explain(
-    loader: Any, texts: Sequence[str], config_name: str = "config", multirun: bool = True
-) -> list[Mistake]:
+def explain(loader: Any, texts: Sequence[str], config_name: str = "config", multirun: bool = True) -> list[Mistake]:
     """The mistakes of `texts`, each judged apart, then those of the config composed from the sound ones.
 
     Without `multirun` (and without a sweep file) a swept value is a mistake too.
@@ -95,9 +93,7 @@ def broken(error: BaseException, cfg: DictConfig | None) -> Mistake:
         name = key.group(1)
         return Mistake(name, "?", f"unknown key in {where}", _nearest(name, cfg))
     # The innermost line says what is wrong; the outer ones say through which function it came.
-    inner = [
-        line for line in lines if not line.startswith(("full_key", "object_type", "reference_type", "In '"))
-    ]
+    inner = [line for line in lines if not line.startswith(("full_key", "object_type", "reference_type", "In '"))]
     message = (inner[0] if inner else type(error).__name__) + (f" (in {where})" if file else "")
     return Mistake(key.group(1) if key else where, "?", message.rstrip("."))
 
@@ -174,9 +170,7 @@ def _group_mistakes(loader: Any, text: str) -> list[Mistake]:
                 )
             )
     if not mistakes and override.is_add() and group not in ("sweep",) and not group.startswith("hydra/"):
-        mistakes.append(
-            Mistake(text, "", f"{group} is already chosen in conf/config.yaml", f"Write {text[1:]}.")
-        )
+        mistakes.append(Mistake(text, "", f"{group} is already chosen in conf/config.yaml", f"Write {text[1:]}."))
     return mistakes
 
 
@@ -186,9 +180,7 @@ def _value_mistake(cfg: DictConfig, loader: Any, text: str) -> Mistake | None:
     if key.startswith("hydra."):
         return None
     if "/" in key or override.package is not None:
-        return Mistake(
-            key, override.value(), "no such config group", "`python sweep.py --help` lists the groups."
-        )
+        return Mistake(key, override.value(), "no such config group", "`python sweep.py --help` lists the groups.")
     if override.is_delete():
         return Mistake(text, "", "keys are fixed and cannot be deleted", "Set another value instead.")
     if override.is_sweep_override():
@@ -221,7 +213,7 @@ def _misfit(cfg: DictConfig, override: Any, value: Any, text: str, error: Except
         return Mistake(key, ov.write_value(override.value()), f"{key} cannot be added by its full key", cure)
     if "is not a subclass of" in message:
         section = OmegaConf.select(cfg, key)
-        keys = ", ".join(f"{key}.{name}" for name in section) if isinstance(section, DictConfig) else ""
+        keys = ", ".join(f"{key}.{name}" for name in map(str, section)) if isinstance(section, DictConfig) else ""
         return Mistake(key, value, "is a section, not a value", f"Set {keys}." if keys else "")
     for sign, allowed in _KINDS:
         if sign in message:
@@ -290,7 +282,7 @@ def _nearest(key: str, cfg: DictConfig | None) -> str:
 
 def _keys(node: DictConfig, prefix: str = "") -> list[str]:
     names = []
-    for key in node:
+    for key in map(str, node):
         if prefix == "" and key == "hydra":
             continue
         child = node._get_node(key)

@@ -84,7 +84,7 @@ def run_sweep(cfg: DictConfig, loader: Any, arguments: Sequence[str]) -> int:
     """Plan the sweep of a composed Hydra config; print the plan (`plan=true`) or run it; exit code."""
     from sweeps.plan import make_plan
 
-    plan = make_plan(cfg, loader, arguments)
+    plan = make_plan(cfg, loader, arguments, cfg.hydra)
     if cfg.plan:
         from sweeps.show import print_plan
 
@@ -109,9 +109,9 @@ def run_single(cfg: DictConfig) -> int:
             return train_once(cfg)
         from sweeps.show import print_plan
 
-        whole = DictConfig({**cfg, "hydra": HydraConfig.instance().cfg.hydra})
-        arguments = list(HydraConfig.get().overrides.task)
-        plan = make_plan(whole, GlobalHydra.instance().config_loader(), arguments, single=True)
+        hydra = HydraConfig.get()
+        loader = GlobalHydra.instance().config_loader()
+        plan = make_plan(cfg, loader, list(hydra.overrides.task), hydra, single=True)
         print_plan(plan, results=Path(cfg.results))
         return 0
     except ReasonRLError as error:
@@ -148,9 +148,7 @@ def _expected(error: BaseException) -> bool:
 
 def _argument_error(error: BaseException) -> bool:
     """Hydra raises a bare ValueError for flags that exclude each other."""
-    return (
-        isinstance(error, ValueError) and "can only be used" in str(error) or "Only one of --" in str(error)
-    )
+    return isinstance(error, ValueError) and "can only be used" in str(error) or "Only one of --" in str(error)
 
 
 def _all_mistakes(error: BaseException, overrides: Sequence[str], flags: Sequence[str]) -> BaseException:

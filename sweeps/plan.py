@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
@@ -36,18 +36,19 @@ class _Draft:
     mistakes: list[Mistake] = field(default_factory=list)
 
 
-def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], single: bool = False) -> Plan:
+def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any = None, single: bool = False) -> Plan:
     """The plan of a composed Hydra config and the overrides behind it.
 
-    `single` plans the one run of `python sweep.py`. Raises ConfigError with every mistake at once: bad
-    overrides of an arm, configs that fail validation, inert, confounded or duplicate arms. Writes nothing.
+    `hydra` is Hydra's own section (what else was given on the command line), `single` plans the one run of
+    `python sweep.py`. Raises ConfigError with every mistake at once: bad overrides of an arm, configs that fail
+    validation, inert, confounded or duplicate arms. Writes nothing.
     """
     config = resolve(cfg)
     draft = _draft(config, arguments)
     # A search path or a Hydra choice given on the command line decides what the groups offer: keep it too.
-    draft.fixed = [*_hydra_overrides(cfg), *draft.fixed]
+    draft.fixed = [*_hydra_overrides(hydra), *draft.fixed]
     draft.mistakes += validate_sweep(config)
-    composer = Composer(loader, draft.fixed, OmegaConf.select(cfg, "hydra.job.config_name") or "config")
+    composer = Composer(loader, draft.fixed, hydra.job.config_name if hydra else "config")
     sweep, study = config["sweep"], config["study"]
     searched = study["sampler"] in SEARCHES or bool(draft.stages)
     warnings: list[str] = []
@@ -73,8 +74,8 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], single: bo
     )  # fmt: skip
 
 
-def _hydra_overrides(cfg: DictConfig) -> list[str]:
-    texts = OmegaConf.select(cfg, "hydra.overrides.hydra") or []
+def _hydra_overrides(hydra: Any) -> list[str]:
+    texts = hydra.overrides.hydra if hydra else []
     return [str(text) for text in texts if not str(text).startswith("hydra.mode")]
 
 
@@ -94,17 +95,13 @@ def _draft(config: Mapping[str, Any], arguments: Sequence[str]) -> _Draft:
         elif override.is_interval_sweep() or sampler in SEARCHES:
             _add_entry(draft, override)
         else:
-            draft.axes[key] = [
-                f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()
-            ]
+            draft.axes[key] = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
     draft.fixed = _under(fixed, sweep["base"])
     if not typed_seed:
         draft.seeds = [int(seed) for seed in sweep["seeds"]]
     twice = sorted({seed for seed in draft.seeds if draft.seeds.count(seed) > 1})
     if twice:
-        draft.mistakes.append(
-            Mistake("sweep.seeds", draft.seeds, f"names {', '.join(map(str, twice))} twice")
-        )
+        draft.mistakes.append(Mistake("sweep.seeds", draft.seeds, f"names {', '.join(map(str, twice))} twice"))
     for arm, texts in sweep["arms"].items():
         try:
             draft.arms[str(arm)] = ov.as_list(texts)
@@ -127,9 +124,7 @@ def _under(fixed: Sequence[str], base: Sequence[str]) -> list[str]:
 def _seeds(text: str, mistakes: list[Mistake]) -> list[int]:
     override = ov.parse(text)
     if override.is_interval_sweep():
-        mistakes.append(
-            Mistake("seed", text.split("=", 1)[1], "seeds are enumerated", "Write seed=range(0,5).")
-        )
+        mistakes.append(Mistake("seed", text.split("=", 1)[1], "seeds are enumerated", "Write seed=range(0,5)."))
         return [0]
     values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
     whole = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
@@ -166,9 +161,7 @@ def _arms(draft: _Draft, study: Mapping[str, Any], composer: Composer) -> list[A
         except ValueError as error:
             draft.mistakes.append(Mistake("sweep.space", "grid", str(error)))
     arms = []
-    for (name, texts), combination, params in itertools.product(
-        named.items(), itertools.product(*axes), grid
-    ):
+    for (name, texts), combination, params in itertools.product(named.items(), itertools.product(*axes), grid):
         values = [ov.write(key, value) for key, value in params.items()]
         layered = ov.layer(texts, combination, values)
         parts = [name, ",".join(_short(text, list(draft.axes)) for text in combination), ov.label(params)]
@@ -189,9 +182,7 @@ def _short(text: str, keys: Sequence[str]) -> str:
 def _runs(arms: Sequence[Arm], seeds: Sequence[int], composer: Composer) -> list[RunSpec]:
     # Seeds outside: the first comparison of all arms is complete as early as possible.
     runs = [
-        composer.finish(arm.config, arm.name, seed, "", arm.overrides, arm.params)
-        for seed in seeds
-        for arm in arms
+        composer.finish(arm.config, arm.name, seed, "", arm.overrides, arm.params) for seed in seeds for arm in arms
     ]
     keys = [run.key for run in runs]
     assert len(set(keys)) == len(keys), "arms and seeds were checked to differ"
@@ -249,9 +240,7 @@ def _check_entry(entry: SpaceEntry, composer: Composer) -> list[Mistake]:
     mistakes = []
     for value in ends:
         found = composer.mistakes([*conditions, ov.write(entry.key, value)])
-        mistakes += [
-            Mistake(m.key, m.value, f"{m.allowed} (in the space of {entry.key})", m.cure) for m in found
-        ]
+        mistakes += [Mistake(m.key, m.value, f"{m.allowed} (in the space of {entry.key})", m.cure) for m in found]
     return mistakes
 
 

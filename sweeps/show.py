@@ -138,11 +138,7 @@ def _print_cost(plan: Plan, speeds: dict[str, Speed | None], book: SpeedBook, co
         work = sum(speed.seconds * steps for speed, steps in known if speed)
         gpus = num_gpus() if not plan.engine["devices"] else len(plan.engine["devices"])
         share = plan.engine["per_trial_gpus"] / plan.engine["trials_per_gpu"]
-        hours = (
-            f"{work * share / 3600:.2f} GPU-hours"
-            if gpus
-            else f"0 GPU-hours (CPU: {work / 3600:.2f} slot-hours)"
-        )
+        hours = f"{work * share / 3600:.2f} GPU-hours" if gpus else f"0 GPU-hours (CPU: {work / 3600:.2f} slot-hours)"
         sources = ", ".join(dict.fromkeys(speed.source for speed, _ in known if speed))
         line += f": about {duration(work / min(slots, max(runs, 1)))}, {hours}. Speed: {sources}"
     else:

@@ -90,9 +90,7 @@ def _last_end(run_dir: Path) -> Event | None:
     return last
 
 
-def _print_summary(
-    key: str, status: str, step: int, reason: Any, metrics: Mapping[str, float], run_dir: Path
-) -> None:
+def _print_summary(key: str, status: str, step: int, reason: Any, metrics: Mapping[str, float], run_dir: Path) -> None:
     print(f"\nRun {key}: {status} at step {step}")
     if isinstance(reason, Mapping):
         print(f"  because {reason.get('code')} {reason.get('title')}: {reason.get('message')}")

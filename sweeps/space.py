@@ -82,8 +82,7 @@ def read_stages(specs: Sequence[Any]) -> tuple[list[Stage], list[Mistake]]:
             continue
         unknown = [key for key in spec if key not in STAGE_KEYS]
         mistakes += [
-            Mistake(f"{where}.{key}", spec[key], f"unknown; a stage has {', '.join(STAGE_KEYS)}")
-            for key in unknown
+            Mistake(f"{where}.{key}", spec[key], f"unknown; a stage has {', '.join(STAGE_KEYS)}") for key in unknown
         ]
         name = str(spec.get("name") or f"stage{index + 1}")
         entries, wrong = read_space(spec.get("space") or {}, f"{where}.space")

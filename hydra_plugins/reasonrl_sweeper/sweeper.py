@@ -10,7 +10,6 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
-
 # A plain mapping: Hydra runs this module before it is in sys.modules, where a dataclass would look itself up.
 ConfigStore.instance().store(
     group="hydra/sweeper",
