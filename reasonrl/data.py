@@ -40,19 +40,21 @@ class ProblemStream:
     def take(self, count: int) -> list[Problem]:
         """Return the next `count` problems, passing over those the difficulty gate holds back.
 
-        At most one epoch is passed over: a task whose problems are all gated is used as it is.
+        After two epochs of gated problems in a row the gate stands open: a task without others is used as it is.
         """
         taken: list[Problem] = []
-        passed = 0
-        limit = self.task.size if self.task.size is not None else 20 * count
+        in_a_row = 0
+        limit = 2 * self.task.size if self.task.size is not None else 20 * count
         while len(taken) < count:
             problem = self.task.train_problem(self._index())
             self.position += 1
-            if self._is_gated(problem) and passed < limit:
-                passed += 1
+            gated = self._is_gated(problem)
+            if gated and in_a_row < limit:
+                in_a_row += 1
+                self.gated += 1
                 continue
+            in_a_row = in_a_row if gated else 0
             taken.append(problem)
-        self.gated += passed
         return taken
 
     def record(self, problem: Problem, flat: bool) -> None:
