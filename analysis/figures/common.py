@@ -45,20 +45,19 @@ def axis_label(metric: str) -> str:
 def mean_over_seeds(points: pd.DataFrame, x: str, y: str, confidence: float = 0.95) -> pd.DataFrame:
     """Mean of `y` over the seeds of each arm at each `x`, with a t interval of that mean.
 
-    Returns one row per (arm, x): mean, low, high (NaN with fewer than two seeds), n. Rows without a finite `y`
-    do not count.
+    Returns one row per (arm, x): mean, low, high (NaN with fewer than two seeds or no spread), n. Rows without a
+    finite `y` do not count.
     """
     usable = points[np.isfinite(points[y].astype(float))]
     grouped = usable.groupby(["arm", x], sort=False, observed=True)[y]
     table = grouped.agg(["mean", "std", "count"]).reset_index().rename(columns={"count": "n"})
     n = table["n"].to_numpy(float)
     with np.errstate(invalid="ignore", divide="ignore"):
-        half = np.where(n > 1, stdtrit(n - 1, 0.5 + confidence / 2) * table["std"] / np.sqrt(n), math.nan)
+        half = stdtrit(n - 1, 0.5 + confidence / 2) * table["std"].to_numpy(float) / np.sqrt(n)
+        half[(n < 2) | (table["std"] < 1e-12)] = math.nan  # no spread seen: its size cannot be estimated
     table["low"], table["high"] = table["mean"] - half, table["mean"] + half
     order = {arm: index for index, arm in enumerate(dict.fromkeys(points["arm"]))}
-    table = table.sort_values(
-        ["arm", x], key=lambda column: column.map(order) if column.name == "arm" else column
-    )
+    table = table.sort_values(["arm", x], key=lambda column: column.map(order) if column.name == "arm" else column)
     return table[["arm", x, "mean", "low", "high", "n"]].reset_index(drop=True)
 
 
@@ -84,13 +83,11 @@ def draw_arm(
     low, high = summary["low"].to_numpy(float), summary["high"].to_numpy(float)
     for part, alpha in ((slice(0, last), 0.14), (tail, 0.05 if last < len(xs) else 0.0)):
         if alpha and np.isfinite(low[part]).any():
-            ax.fill_between(
-                xs[part], low[part], high[part], color=style.colour, alpha=alpha, linewidth=0, zorder=1.5
-            )
+            ax.fill_between(xs[part], low[part], high[part], color=style.colour, alpha=alpha, linewidth=0, zorder=1.5)
 
 
 def fit_height(ax: Axes, lines: Sequence[float], bands: Sequence[float], share: bool = False) -> None:
-    """Set the height of a panel by its lines; bands may add half of that range on each side (the interval of two
+    """Set the height of a panel by its lines; bands may add a quarter of that range on each side (the interval of two
     seeds is often far wider than all that happens). `share` keeps within 0 to 1."""
     values = np.asarray(lines, float)
     values = values[np.isfinite(values)]
@@ -104,10 +101,10 @@ def fit_height(ax: Axes, lines: Sequence[float], bands: Sequence[float], share: 
     wide = np.asarray(bands, float)
     wide = wide[np.isfinite(wide)]
     if len(wide):
-        low, high = max(low - room / 2, min(low, wide.min())), min(high + room / 2, max(high, wide.max()))
+        low, high = max(low - room / 4, min(low, wide.min())), min(high + room / 4, max(high, wide.max()))
     low, high = low - 0.06 * room, high + 0.06 * room
     if share:
-        low, high = max(low, -0.02), min(high, 1.02)
+        low, high = max(low, -0.04 * (high - low)), min(high, 1 + 0.04 * (high - low))
     ax.set_ylim(low, high)
 
 
@@ -239,12 +236,36 @@ def say_missing(ax: Axes, text: str) -> None:
     ax.grid(False)
     for spine in ax.spines.values():
         spine.set(visible=True, color=MUTED, linestyle=(0, (2, 2)))
-    ax.text(
-        0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=MUTED, wrap=True, fontsize=7
-    )
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=MUTED, wrap=True, fontsize=7)
 
 
 def add_note(ax: Axes, text: str) -> None:
-    """A small remark inside the lower left corner of a panel."""
-    ax.annotate(text, (0.02, 0.03), xycoords="axes fraction", fontsize=6, color=MUTED, zorder=7)
-    ax.texts[-1].set_bbox({"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6})
+    """A small remark in the corner of a panel that holds the fewest points of its lines."""
+    x, y, right, top = free_corner(ax)
+    ax.text(
+        x,
+        y,
+        text,
+        transform=ax.transAxes,
+        ha="right" if right else "left",
+        va="top" if top else "bottom",
+        fontsize=6.2,
+        color=MUTED,
+        zorder=7,
+    ).set_bbox({"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 0.8})
+
+
+def free_corner(ax: Axes, wide: float = 0.5, tall: float = 0.25) -> tuple[float, float, bool, bool]:
+    """The emptiest corner of a panel: (x, y) in axes fractions, and whether it is right and top."""
+    points = [np.column_stack([line.get_xdata(), line.get_ydata()]) for line in ax.lines if len(line.get_xdata())]
+    places = np.concatenate(points) if points else np.zeros((0, 2))
+    places = places[np.isfinite(places.astype(float)).all(axis=1)].astype(float)
+    inside = ax.transAxes.inverted().transform(ax.transData.transform(places)) if len(places) else places
+    best, fewest = (0.98, 0.03, True, False), math.inf
+    for right, top in ((True, False), (False, False), (False, True), (True, True)):
+        near_x = inside[:, 0] > 1 - wide if right else inside[:, 0] < wide
+        near_y = inside[:, 1] > 1 - tall if top else inside[:, 1] < tall
+        count = int((near_x & near_y).sum())
+        if count < fewest:
+            best, fewest = (0.98 if right else 0.02, 0.97 if top else 0.03, right, top), count
+    return best

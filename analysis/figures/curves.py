@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
+from analysis.compare import arm_runs
 from analysis.figures.common import (
     add_note,
     axis_label,
@@ -23,6 +24,7 @@ from analysis.figures.common import (
 )
 from analysis.load import Results
 from analysis.style import WIDTHS, ArmStyle, arm_styles
+from analysis.verdict import label
 
 NUMBERS = ("metric", "kind", "arm", "seed", "step", "gradient_step", "value", "low", "high", "n", "code")
 _LABEL_LENGTH = 16  # longer arm names go into a legend above the panels
@@ -40,18 +42,13 @@ def panels(figure: Figure | SubFigure, count: int) -> list[Axes]:
     return list(np.ravel(figure.subplots(*grid, squeeze=False)))
 
 
-def plan_runs(results: Results) -> pd.DataFrame:
-    """The runs that count for their arm: forks of stopped runs (interventions) left out."""
-    return results.runs[results.runs["parent"].fillna("") == ""]
-
-
 def points_of(results: Results, metric: str) -> pd.DataFrame:
     """key, arm, seed, step, gradient_step and `metric` of every run of the plan, evaluations or step rows."""
     source = results.evals if metric.startswith("eval/") else results.rows
     columns = ["key", "arm", "seed", "step", "gradient_step"]
     if metric not in source.columns:
-        return pd.DataFrame(columns=[*columns, metric])
-    kept = source[source["key"].isin(plan_runs(results)["key"])]
+        return pd.DataFrame(columns=[*columns, metric]).astype({metric: float})
+    kept = source[source["key"].isin(arm_runs(results)["key"])]
     return kept[[*columns, metric]].astype({metric: float}).reset_index(drop=True)
 
 
@@ -59,9 +56,7 @@ def updates_per_step(results: Results) -> float | None:
     """Gradient steps per rollout step when all runs agree on it, else None."""
     ratios = {
         round(grad / step, 6)
-        for step, grad in results.rows.groupby("key")[["step", "gradient_step"]]
-        .last()
-        .itertuples(index=False)
+        for step, grad in results.rows.groupby("key")[["step", "gradient_step"]].last().itertuples(index=False)
         if step > 0 and math.isfinite(grad)
     }
     return ratios.pop() if len(ratios) == 1 else None
@@ -69,8 +64,8 @@ def updates_per_step(results: Results) -> float | None:
 
 def stops_of(results: Results, points: pd.DataFrame, metric: str) -> pd.DataFrame:
     """Where runs ended before their plan: arm, seed, x (last step), y (last finite value), code."""
-    early = plan_runs(results)
-    early = early[early["outcome"].isin(("stopped", "failed", "lost"))]
+    early = arm_runs(results)
+    early = early[early["outcome"].isin(("stopped", "failed", "ended", "lost"))]
     out = []
     for key, arm, seed, step, outcome, code, error in early[
         ["key", "arm", "seed", "steps_done", "outcome", "reason_code", "error_class"]
@@ -90,10 +85,13 @@ def stops_of(results: Results, points: pd.DataFrame, metric: str) -> pd.DataFram
     return pd.DataFrame(out, columns=["key", "arm", "seed", "x", "y", "code"])
 
 
-def metric_panel(ax: Axes, results: Results, metric: str, arms: Sequence[str] | None = None) -> pd.DataFrame:
+def metric_panel(
+    ax: Axes, results: Results, metric: str, arms: Sequence[str] | None = None, log: bool = False
+) -> pd.DataFrame:
     """Draw `metric` against rollout steps for each arm and return the plotted numbers (columns NUMBERS).
 
     kind is "mean" (low and high: 95 % t interval of the mean over seeds, NaN with one seed), "seed" or "stop".
+    `log` sets a logarithmic height; values of zero or below cannot be shown there and are counted on the panel.
     """
     arms = list(results.arms if arms is None else arms)
     styles = arm_styles(results.arms)
@@ -101,24 +99,30 @@ def metric_panel(ax: Axes, results: Results, metric: str, arms: Sequence[str] | 
     points = points[points["arm"].isin(arms)]
     ax.set_ylabel(axis_label(metric))
     finite = points[np.isfinite(points[metric])]
-    if finite.empty:
+    hidden = int((finite[metric] <= 0).sum()) if log else 0
+    if finite.empty or hidden == len(finite):
         say_missing(ax, _why_empty(results, points, metric))
         return pd.DataFrame(columns=list(NUMBERS))
     for (arm, _), run in finite.groupby(["arm", "key"], sort=False, observed=True):
         ax.plot(run["step"], run[metric], color=styles[arm].colour, linewidth=0.6, alpha=0.38, zorder=2)
     summary = mean_over_seeds(finite, "step", metric)
     seeds = finite.groupby("arm", observed=True)["key"].nunique()
-    marked = metric.startswith("eval/") and finite["step"].nunique() <= 30
+    marked = metric.startswith("eval/") and finite["step"].nunique() <= 12
     for place, arm in enumerate(arms):
         mine = summary[summary["arm"] == arm]
         if not mine.empty:
             draw_arm(ax, mine, "step", styles[arm], int(seeds[arm]), marked, place)
-    fit_height(ax, finite[metric], [*summary["low"], *summary["high"]], share=_is_share(metric))
+    if log:
+        ax.set_yscale("log", nonpositive="mask")
+    else:
+        fit_height(ax, finite[metric], [*summary["low"], *summary["high"]], share=_is_share(metric))
     last = float(finite["step"].max())
     ax.set_xlim(0 if finite["step"].min() <= 1 else None, last * 1.02 if last else 1)
     stops = stops_of(results, points, metric)
     mark_stops(ax, stops, styles)
     remarks = _remarks(results, points, metric, arms, seeds)
+    if hidden:
+        remarks.append(f"{hidden} values of 0 not shown")
     if remarks:
         add_note(ax, "\n".join(remarks))
     ax.set_gid(f"panel:{metric}")
@@ -157,25 +161,27 @@ def _why_empty(results: Results, points: pd.DataFrame, metric: str) -> str:
         return "No run has recorded anything yet."
     if points.empty:
         return f"{metric} was not recorded."
+    if np.isfinite(points[metric]).any():
+        return f"{metric} is 0 throughout: nothing to show on a logarithmic axis."
     return f"{metric}: none of its {len(points)} values is finite."
 
 
-def _remarks(
-    results: Results, points: pd.DataFrame, metric: str, arms: Sequence[str], seeds: pd.Series
-) -> list[str]:
+def _remarks(results: Results, points: pd.DataFrame, metric: str, arms: Sequence[str], seeds: pd.Series) -> list[str]:
     """What a reader must know about this panel: absent arms, left-out values, arms without an interval."""
     out = []
     absent = [arm for arm in arms if arm not in seeds.index]
     if absent:
-        out.append(f"not recorded: {', '.join(absent)}")
+        out.append(f"not recorded: {', '.join(map(label, absent))}")
     bad = int((~np.isfinite(points[metric])).sum()) - _never_recorded(points, metric)
     if bad > 0:
         out.append(f"{bad} value{'s' if bad > 1 else ''} not finite, left out")
     single = [arm for arm in arms if seeds.get(arm, 0) == 1]
     if single:
-        out.append("one seed: no interval" if len(single) == len(seeds) else f"one seed: {', '.join(single)}")
+        out.append(
+            "one seed: no interval" if len(single) == len(seeds) else f"one seed: {', '.join(map(label, single))}"
+        )
     elif seeds.nunique() > 1:
-        out.append("seeds: " + ", ".join(f"{arm} {seeds[arm]}" for arm in arms if arm in seeds.index))
+        out.append("seeds: " + ", ".join(f"{label(arm)} {seeds[arm]}" for arm in arms if arm in seeds.index))
     return out
 
 
@@ -189,60 +195,56 @@ def name_arms(
     figure: Figure | SubFigure, axes: Sequence[Axes], results: Results, arms: Sequence[str] | None = None
 ) -> None:
     """Name the arms at their line ends when names are few and short, else in a legend above the panels."""
-    arms = [arm for arm in (results.arms if arms is None else arms)]
+    arms = list(results.arms if arms is None else arms)
     styles = arm_styles(results.arms)
-    drawn = [ax for ax in axes if str(ax.get_gid() or "").startswith("panel:")]
+    drawn = [ax for ax in axes if ax.get_gid()]
     if len(arms) < 2 or not drawn:
         return
-    direct = len(arms) <= _MAX_DIRECT and max(map(len, arms)) <= _LABEL_LENGTH
-    if direct:
+    beside = 1 if is_narrow(figure) else len(axes)
+    longest = max(map(len, arms))
+    if len(arms) <= _MAX_DIRECT and longest <= (_LABEL_LENGTH if beside < 3 else _LABEL_LENGTH // 2):
         for ax in drawn:
             label_ends(ax, _ends(ax, arms, styles))
         return
+    root = figure.get_figure(root=True)
+    columns = max(1, int(root.get_figwidth() * 72 // (longest * 4.6 + 44)))  # points: letters, line sample, gaps
+    root.set_figheight(root.get_figheight() + 0.15 * math.ceil(len(arms) / columns))  # panels keep their height
     handles = [
-        drawn[0].plot(
-            [], [], color=styles[arm].colour, linestyle=styles[arm].dash, marker=styles[arm].marker
-        )[0]
+        drawn[0].plot([], [], color=styles[arm].colour, linestyle=styles[arm].dash, marker=styles[arm].marker)[0]
         for arm in arms
     ]
-    figure.legend(
-        handles, arms, loc="outside upper left", ncols=2 if is_narrow(figure) else 4, handlelength=3
-    )
+    figure.legend(handles, list(map(label, arms)), loc="outside upper left", ncols=columns, handlelength=3)
 
 
-def _ends(
-    ax: Axes, arms: Sequence[str], styles: dict[str, ArmStyle]
-) -> list[tuple[str, float, float, ArmStyle]]:
+def _ends(ax: Axes, arms: Sequence[str], styles: dict[str, ArmStyle]) -> list[tuple[str, float, float, ArmStyle]]:
     out = []
     for arm in arms:
         lines = [line for line in ax.lines if line.get_gid() == f"arm:{arm}"]
         if lines and len(lines[-1].get_xdata()):
-            out.append((arm, float(lines[-1].get_xdata()[-1]), float(lines[-1].get_ydata()[-1]), styles[arm]))
+            x, y = lines[-1].get_xdata()[-1], lines[-1].get_ydata()[-1]
+            out.append((label(arm), float(x), float(y), styles[arm]))
     return out
 
 
 def curve_figure(
-    results: Results, figure: Figure | SubFigure, metrics: Sequence[str], arms: Sequence[str] | None = None
+    results: Results,
+    figure: Figure | SubFigure,
+    metrics: Sequence[str],
+    arms: Sequence[str] | None = None,
+    log: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """One panel per metric against both step units; returns the numbers of all panels."""
+    """One panel per metric against both step units; metrics in `log` get a logarithmic height.
+
+    Returns the numbers of all panels.
+    """
     axes = panels(figure, len(metrics))
     updates = updates_per_step(results)
     tables = []
     for index, (ax, metric) in enumerate(zip(axes, metrics, strict=True)):
-        tables.append(metric_panel(ax, results, metric, arms))
+        tables.append(metric_panel(ax, results, metric, arms, metric in log))
         if ax.get_gid():
             narrow = is_narrow(figure)
             step_axes(ax, updates, below=not narrow or index == len(axes) - 1, above=not narrow or index == 0)
     name_arms(figure, axes, results, arms)
     filled = [table for table in tables if not table.empty]
     return pd.concat(filled, ignore_index=True) if filled else tables[0]
-
-
-def accuracy_entropy(results: Results, figure: Figure | SubFigure) -> pd.DataFrame:
-    """Held-out accuracy and policy entropy against steps: the comparison DAPO makes for clip-higher."""
-    return curve_figure(results, figure, ["eval/accuracy", "entropy/mean"])
-
-
-def overlong(results: Results, figure: Figure | SubFigure) -> pd.DataFrame:
-    """Held-out accuracy, entropy and truncated share against steps, overlong filter on and off."""
-    return curve_figure(results, figure, ["eval/accuracy", "entropy/mean", "length/truncated"])

@@ -9,18 +9,22 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
+from analysis.figures import comparisons, objective
 from analysis.load import Results
 from analysis.style import drawing, new_figure
 
 Draw = Callable[..., pd.DataFrame]
+Heights = Mapping[str, float]
+TWO_PANELS: Heights = {"single": 3.9, "double": 2.5}
+THREE_PANELS: Heights = {"single": 5.5, "double": 2.3}
 
 
 @dataclass(frozen=True)
 class FigureSpec:
     """One figure: `function(results, figure, **options)` draws it and returns the plotted numbers.
 
-    `needs` are the metrics it is about, `default_for(results)` says whether a sweep's report shows it unasked,
-    `heights` are inches per column width.
+    `needs` are the metrics it is about, `default_for(results)` says whether a sweep's report shows it
+    unasked, `heights` are inches per column width, or a function of the results that gives them.
     """
 
     name: str
@@ -29,12 +33,91 @@ class FigureSpec:
     caption: str
     needs: tuple[str, ...] = ()
     default_for: Callable[[Results], bool] = lambda results: False
-    heights: Mapping[str, float] = field(default_factory=lambda: {"single": 3.9, "double": 2.5})
+    heights: Heights | Callable[[Results], Heights] = field(default_factory=lambda: TWO_PANELS)
 
     def draw(self, results: Results, size: str = "double", **options: Any) -> tuple[Figure, pd.DataFrame]:
-        """A finished figure of the column width `size` and the numbers in it; files and pyplot stay untouched."""
+        """A finished figure of the column width `size` and its numbers; no file and no pyplot state."""
+        heights = self.heights(results) if callable(self.heights) else self.heights
         with drawing():
-            figure = new_figure(size, self.heights[size])
+            figure = new_figure(size, heights[size])
             numbers = self.function(results, figure, **options)
             figure.draw_without_rendering()
         return figure, numbers
+
+
+def _differs(*keys: str) -> Callable[[Results], bool]:
+    """Default for sweeps whose arms differ in one of these config keys."""
+
+    def differs(results: Results) -> bool:
+        columns = [f"config.{key}" for key in keys if f"config.{key}" in results.runs]
+        return any(results.runs[column].astype(str).nunique() > 1 for column in columns)
+
+    return differs
+
+
+_CURVES = (
+    "Mean over seeds (thick), 95 % t interval of that mean (band), every run (thin). A cross marks where a run "
+    "was stopped, with the code of its alert; from there on the arm's mean covers the remaining runs only and is "
+    "drawn faint."
+)
+
+FIGURES: dict[str, FigureSpec] = {
+    spec.name: spec
+    for spec in (
+        FigureSpec(
+            "accuracy_entropy",
+            comparisons.accuracy_entropy,
+            "Held-out accuracy and policy entropy",
+            _CURVES,
+            ("eval/accuracy", "entropy/mean"),
+            lambda results: True,
+        ),
+        FigureSpec(
+            "overlong",
+            comparisons.overlong,
+            "Accuracy, entropy and truncation, by treatment of overlong answers",
+            _CURVES + " Right: share of training responses cut at the length limit.",
+            ("eval/accuracy", "entropy/mean", "length/truncated"),
+            _differs("overlong.kind"),
+            THREE_PANELS,
+        ),
+        FigureSpec(
+            "dynamic_sampling",
+            comparisons.dynamic_sampling,
+            "Accuracy against steps and against generated tokens, dynamic sampling on and off",
+            "Dotted: the best mean accuracy of the baseline. Written below: steps (left) and tokens (right) each "
+            "arm needs to get there first, over those of the baseline with the same seed (geometric mean, 95 % t "
+            "interval; none when a run never got there). " + _CURVES,
+            ("eval/accuracy", "data/generated_tokens"),
+            _differs("data.kind"),
+        ),
+        FigureSpec(
+            "clip_fraction",
+            comparisons.clip_fraction,
+            "Clipped tokens and training reward",
+            "Left, logarithmic: tokens whose clipped branch is active. " + _CURVES,
+            ("clip/fraction", "reward/total"),
+            _differs("loss.kind"),
+        ),
+        FigureSpec(
+            "reward_parts",
+            comparisons.reward_parts,
+            "Reward parts apart, and held-out accuracy",
+            _CURVES,
+            ("reward/correctness", "eval/accuracy"),
+            _differs("advantage.kind"),
+            THREE_PANELS,
+        ),
+        FigureSpec(
+            "clip_objective",
+            objective.clip_objective,
+            "The clip objective and how far it lets a token rise",
+            "Left: objective per token for a good and a bad answer (A = +1, -1); dotted without clip; beyond the "
+            "mark a token has no gradient of its own. Right: the largest probability a rare (0.01) and a common "
+            "(0.6) token reach before that. Shared weights can carry a token further.",
+            (),
+            _differs("loss.low", "loss.high"),
+            {"single": 5.6, "double": 2.3},
+        ),
+    )
+}

@@ -1,0 +1,77 @@
+"""One self-contained page per sweep: question, verdict, figures, tables, stopped runs, cost, environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis.export import export
+from analysis.load import Results, load
+from analysis.report import content, stopped
+from analysis.report.answer import answer_sections
+from analysis.report.blocks import Report
+from analysis.report.figures import figures_section
+from analysis.report.html import to_html
+from analysis.report.markdown import to_markdown
+from reasonrl.errors import AnalysisError
+
+FORMATS = {"html": to_html, "md": to_markdown}
+
+
+def build(results: Results, figures: Sequence[str] | None = None) -> Report:
+    """The report of a sweep as blocks; `figures` are names of figures, default those that fit the sweep."""
+    verdict, tables = answer_sections(results)
+    sections = [
+        verdict,
+        figures_section(results, figures),
+        tables,
+        stopped.stopped_section(results),
+        content.plan_section(results),
+        content.differences_section(results),
+        stopped.alerts_section(results),
+        stopped.completions_section(results),
+        content.cost_section(results),
+        content.environment_section(results),
+    ]
+    question = str(results.plan.get("question") or "")
+    return Report(results.name, question, content.state_line(results), sections, results.arms)
+
+
+def write_report(
+    folder: Path,
+    format: str = "html",
+    out: Path | None = None,
+    figures: Sequence[str] | None = None,
+    results: Results | None = None,
+) -> Path:
+    """Write the report of a results folder (default `folder/report.html` or `.md`) and return its path.
+
+    AnalysisError for an unknown format or a folder that is not there; everything else that is missing is said
+    in the report.
+    """
+    if format not in FORMATS:
+        raise AnalysisError(f"format={format}: choose {' or '.join(FORMATS)}.")
+    results = load(folder) if results is None else results
+    path = out or folder / f"report.{format}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(FORMATS[format](build(results, figures)), encoding="utf-8")
+    return path
+
+
+def finish(sweep_dir: Path) -> Path:
+    """What happens at the end of a sweep: default figures and tables, report.html, and the verdict printed.
+
+    Returns the path of the report; a sweep in which nothing was recorded still gets one that says so.
+    """
+    results = load(sweep_dir)
+    try:
+        made = export(sweep_dir, results=results)
+    except AnalysisError as error:
+        print(error)
+    else:
+        print("\n".join(made.verdict))
+        for text in made.broken:
+            print(f"figure not drawn: {text}")
+    path = write_report(sweep_dir, results=results)
+    print(f"Report: {path}")
+    return path
