@@ -15,6 +15,11 @@ NAN = {"nan", "-nan", "+nan", "nan(ind)", "-nan(ind)", "1.#qnan", "#num!"}
 INFINITE = {"inf": 1, "+inf": 1, "infinity": 1, "+infinity": 1, "-inf": -1, "-infinity": -1, "1.#inf": 1, "-1.#inf": -1}
 CONTAINERS = ("metrics", "data", "logs", "log", "stats", "scalars")
 THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+# A diverged run never makes these NaN; where they are, a table of unequal rows was filled up with NaN.
+NEVER_NAN = re.compile(
+    r"(?:.*/)?(?:epoch|lr|learning_rate|num_tokens|step_time|(?:response_|completion_)?length/mean|mean_length|"
+    r"completion_length|runtime|_runtime|_timestamp)"
+)
 WRAPPED = re.compile(r"(?:(?:np|numpy)\.\w+|tensor)\((.+?)(?:,\s*(?:device|dtype)=.*)?\)")
 
 
@@ -93,6 +98,7 @@ class Table:
         self.last: float | None = None
         self.rewritten: set[float] = set()
         self.texts: dict[str, int] = {}
+        self.merged = 0
 
     def add(self, step: float, record: Mapping[str, Any]) -> None:
         """Add one record; values that are no numbers are counted by name."""
@@ -103,6 +109,9 @@ class Table:
                 row[name] = number
             elif isinstance(value, str) and value.strip().lower() not in MISSING:
                 self.texts[name] = self.texts.get(name, 0) + 1
+        if any(row[name] != row[name] and NEVER_NAN.fullmatch(normalise(name)) for name in row):
+            self.merged += 1
+            row = {name: value for name, value in row.items() if value == value}
         if not row:
             return
         if self.last is not None and step < self.last:
@@ -130,6 +139,8 @@ class Table:
             after = [step for step in old if step > self.last]
             if after:
                 notes.append(f"{len(after)} steps after {self.last:g} come from an attempt before the last restart")
+        if self.merged:
+            notes.append(f"{self.merged} rows have NaN even where none can arise: read as not logged")
         texts = [name for name in self.texts if self.texts[name] > 1]
         if texts:
             notes.append(f"columns with text, left out: {', '.join(texts[:8])}{' ...' if len(texts) > 8 else ''}")

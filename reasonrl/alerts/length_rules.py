@@ -47,6 +47,8 @@ def all_truncated(h: History, t: Limits) -> Finding | None:
     spread, flat = h.train.get("reward/std"), h.train.get("groups/flat")
     if (spread is not None and spread.highest > 0) or (flat is not None and flat.lowest < 1):
         return None
+    if reward.highest < 0 and cut.count < 3 * t["rows"]:  # a penalty may well be the floor, but 0 surely is
+        return None
     evidence = numbers(truncated=cut.mean(), reward=reward.last) | {"window": [cut.first_step, cut.last_step]}
     message = f"Every answer of the first {cut.count} rows is cut off and none earns a reward."
     return Finding("stop", message + " Easier problems would not help; more tokens would.", evidence, 1)

@@ -12,15 +12,20 @@ from reasonrl.alerts.history import History
 from reasonrl.alerts.readings import (
     fell,
     gained,
+    growth,
     held_out_fell,
     held_out_flat,
     held_out_rising,
     not_rising,
+    nothing_gained,
     numbers,
     percent,
+    recent_fall,
     risen_by,
     saturated,
+    stalled_for,
 )
+from reasonrl.alerts.series import Series
 from reasonrl.alerts.types import Finding, Limits
 
 
@@ -83,11 +88,10 @@ def entropy_collapse(h: History, t: Limits) -> Finding | None:
         reasons.append("the held-out score fell")
     if fell(h, t["fall"]):
         reasons.append("the train reward fell")
-    no_gain = h.ready("reward/total") is not None and not gained(h) and not saturated(h)
-    if no_gain and risen_by(h.ready("groups/flat"), t["flat_growth"]):
+    if nothing_gained(h) and risen_by(h.ready("groups/flat"), t["flat_growth"]) and not saturated(h):
         reasons.append("flat groups grew without any gain in reward")
-    if now.mean < t["stop_ratio"] * base and not saturated(h):
-        reasons.append(f"under {percent(t['stop_ratio'])} of the baseline little is left to explore with")
+    if now.mean < min(t["stop_ratio"] * base, t["stop_nats"]) and stalled_for(h, t["stalled"]) and not saturated(h):
+        reasons.append("too little is left to explore with")
     if reasons:
         return Finding("stop", f"{text}; {' and '.join(reasons)}.", evidence, badness)
     return Finding("flag", text + ".", evidence, badness)
@@ -105,12 +109,9 @@ def entropy_surge(h: History, t: Limits) -> Finding | None:
     window = [entropy.window.steps[len(entropy.window.steps) // 2], entropy.last_step]
     evidence = numbers(entropy=now, baseline=base, last=entropy.last) | {"window": window}
     text = f"Entropy {now:.3g} nats is {now / base:.1f} times its start ({base:.3g})"
-    if reward is not None:
-        best = max(reward.early, reward.best.mean if reward.best else -math.inf)
-        height = best - reward.floor()
-        lost = (best - reward.recent()) / height if height > 0 else 0.0
-        if lost >= t["fall"]:
-            return Finding("stop", f"{text} and the reward is {percent(lost)} down.", evidence, now / base)
+    lost = recent_fall(reward) if reward is not None else 0.0
+    if lost >= t["fall"]:
+        return Finding("stop", f"{text} and the train reward is {percent(lost)} down.", evidence, now / base)
     if now > t["garbage_nats"] and now > t["garbage_ratio"] * base:
         return Finding("stop", f"{text}: close to random tokens.", evidence, now / base)
     return Finding("flag", text + ".", evidence, now / base)
@@ -119,13 +120,15 @@ def entropy_surge(h: History, t: Limits) -> Finding | None:
 def kl_growth(h: History, t: Limits) -> Finding | None:
     """A09: KL to the reference rises in four windows in a row, or ever faster."""
     kl = h.series("kl/ref")
-    if kl is None or len(kl.blocks) < 5:
+    if kl is None:
         return None
+    if len(kl.blocks) < 5:
+        return _large_kl(h, kl, t)
     levels = [level for _, level in kl.blocks][-5:]
     rises = [b - a for a, b in zip(levels[:-1], levels[1:], strict=True)]
     faster = rises[-1] > rises[-2] > rises[-3] > 0 and rises[-1] > 2 * rises[-3]
     if levels[-1] < t["level"] or not (faster or min(rises) > 0):
-        return None
+        return _large_kl(h, kl, t)
     evidence = numbers(kl=levels[-1], before=levels[0]) | {"window": [kl.blocks[-5][0], kl.blocks[-1][0]]}
     text = f"KL to the reference rose {'ever faster' if faster else 'in four windows in a row'} to {levels[-1]:.3g}"
     if fell(h, t["fall"]) and not held_out_rising(h):
@@ -133,6 +136,14 @@ def kl_growth(h: History, t: Limits) -> Finding | None:
     if held_out_flat(h) or held_out_fell(h):
         return Finding("flag", f"{text} while the held-out score is flat or down.", evidence, levels[-1])
     return Finding("note", text + ".", evidence, levels[-1])
+
+
+def _large_kl(h: History, kl: Series, t: Limits) -> Finding | None:
+    """A flag for a KL far from where it began, with nothing to show for it."""
+    if kl.mean() < t["far"] or growth(kl) < 10 or gained(h) or not h.ready("reward/total"):
+        return None
+    evidence = numbers(kl=kl.mean(), growth=growth(kl)) | {"window": kl.span()}
+    return Finding("flag", f"KL to the reference is {kl.mean():.3g} without any gain in reward.", evidence, kl.mean())
 
 
 def clip_fraction(h: History, t: Limits) -> Finding | None:

@@ -93,6 +93,35 @@ def not_rising(h: History) -> bool | None:
     return True if fell(h, 0.3) else reward_flat(h)
 
 
+def stalled_for(h: History, share: float) -> bool:
+    """True when every known held-out score (without one: the train reward) is without a new best for that share."""
+    known = [scores for scores in h.held_out.values() if scores.count >= 4]
+    if known:
+        return all(scores.count - scores.best_row >= share * scores.count for scores in known)
+    reward = h.series("reward/total")
+    return reward is not None and reward.count - reward.rise_row >= share * reward.count
+
+
+def nothing_gained(h: History) -> bool:
+    """True when the train reward's window is not above its baseline at all."""
+    reward = h.ready("reward/total")
+    return reward is not None and reward.baseline is not None and reward.mean() <= reward.baseline.mean
+
+
+def recent_fall(reward: Series) -> float:
+    """Share of its best level that the newer half of the train reward's window has lost; 0 when noise explains it."""
+    values = reward.window.tail()
+    now = sum(values) / len(values)
+    best = max(reward.early, reward.best.mean if reward.best else -math.inf)
+    height, lost = best - reward.floor(), best - now
+    if height <= 0 or lost <= 0:
+        return 0.0
+    spread = reward.best.std if reward.best else reward.level().std
+    if lost < (3 + luck(reward)) * spread / math.sqrt(len(values)):
+        return 0.0
+    return lost / height
+
+
 def apart(now: Level, base: Level) -> float:
     """Standard error of the difference of two levels."""
     return math.sqrt(now.error + base.error)

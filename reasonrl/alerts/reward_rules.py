@@ -36,8 +36,9 @@ def flat_groups(h: History, t: Limits) -> Finding | None:
     advice = ""
     if wrong_level is not None and right_level is not None:
         advice = f" Sample dynamically, or take {'harder' if right_level > wrong_level else 'easier'} problems."
-    started = h.rollouts() >= t["steps"] and not gained(h)
-    if started and wrong_level is not None and stays_above(wrong, t["all_wrong"]):
+    hopeless = wrong_level is not None and stays_above(wrong, t["all_wrong"]) and not gained(h)
+    needed = t["steps"] if (wrong_level or 0.0) > t["surely"] else t["patience"]
+    if hopeless and wrong_level is not None and h.rollouts() >= needed:
         message = f"{text}, {percent(wrong_level)} are all wrong, and the reward never rose above its start."
         return Finding("stop", message + advice, evidence, wrong_level)
     if risen_by(flat, t["growth"]) and held_out_flat(h) and not saturated(h):
@@ -69,7 +70,8 @@ def overfit(h: History, t: Limits) -> Finding | None:
         evidence |= numbers(score=scores.last, best=scores.best, noise=scores.noise())
         text = f"{name} is {percent(lost)} under its best ({scores.last:.3g}, was {scores.best:.3g})"
         rising = reward is not None and scores.best_reward is not None and reward.mean() > scores.best_reward
-        if rising and scores.below >= t["evals"]:
+        undone = scores.best - scores.last >= t["gain_lost"] * (scores.best - scores.first)
+        if rising and undone and scores.below >= t["evals"]:
             text += f" at {scores.below} evaluations in a row while the train reward rises."
             return Finding("stop", text, evidence, lost)
         found = found or Finding("flag", text + ".", evidence, lost)
