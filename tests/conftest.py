@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-BASE = {"kind": "tiny", "base_steps": 20, "noise": 0.0}
+BASE = {"kind": "tiny", "base_steps": 12, "noise": 0.0}
 
 
 @pytest.fixture(scope="session")
