@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 WIDTHS = {"single": 3.3, "double": 6.8}  # inches: one and two columns of a paper
 FORMATS = ("png", "pdf", "svg")
@@ -87,7 +89,7 @@ RC: dict[str, Any] = {
     "axes.spines.top": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.prop_cycle": matplotlib.cycler(color=[style.colour for style in PALETTE]),
+    "axes.prop_cycle": cycler(color=[style.colour for style in PALETTE]),
     "grid.color": GRID,
     "grid.linewidth": 0.5,
     "text.color": INK,
@@ -132,8 +134,8 @@ def drawing() -> Iterator[None]:
     """Hold the project's look for the block; other threads that draw through here wait, the caller's own
     settings come back afterwards."""
     with _lock, matplotlib.rc_context():
-        matplotlib.rcParams.update(matplotlib.rcParamsDefault | {"backend": matplotlib.rcParams["backend"]})
-        matplotlib.rcParams.update(RC)
+        look: Any = {**matplotlib.rcParamsDefault, "backend": matplotlib.rcParams["backend"], **RC}
+        matplotlib.rcParams.update(look)
         yield
 
 
@@ -144,9 +146,9 @@ def new_figure(size: str = "double", height: float = 2.6) -> Figure:
     """
     if size not in WIDTHS:
         raise ValueError(f"size={size!r}: choose {' or '.join(WIDTHS)}")
-    figure = Figure(figsize=(WIDTHS[size], height), dpi=DPI, layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.03, h_pad=0.03, wspace=0.04, hspace=0.05)
+    figure = Figure(figsize=(WIDTHS[size], height), dpi=DPI, layout=layout)
     FigureCanvasAgg(figure)
-    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0.04, hspace=0.05)
     return figure
 
 

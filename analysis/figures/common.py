@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 from scipy.special import stdtrit
 
@@ -147,12 +148,10 @@ def mark_stops(ax: Axes, stops: pd.DataFrame, styles: Mapping[str, ArmStyle]) ->
 
 def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float, ArmStyle]]) -> None:
     """Write each arm's name right of the axes at the height of its line's end, moved apart where they would
-    touch; `ends` holds (name, x, y, style)."""
+    touch; `ends` holds (name, x, y, style). The panel must have its height already (`settle`)."""
     if not ends:
         return
-    figure = ax.figure.get_figure(root=True)
-    figure.draw_without_rendering()
-    height_pt = ax.get_window_extent().height * 72 / figure.dpi
+    height_pt = ax.get_window_extent().height * 72 / ax.figure.dpi
     gap = 9.0 / max(height_pt, 1.0)
     places = [ax.transAxes.inverted().transform(ax.transData.transform((x, y))) for _, x, y, _ in ends]
     wanted = [min(max(float(place[1]), 0.0), 1.0) for place in places]
@@ -174,6 +173,14 @@ def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float, ArmStyle]]) -> 
             arrowprops=line,
             annotation_clip=False,
         )
+
+
+def settle(figure: Figure | SubFigure) -> None:
+    """Run the layout now, so that panels have the place they will be drawn at."""
+    root = figure.get_figure(root=True)
+    engine = root.get_layout_engine() if isinstance(root, Figure) else None
+    if isinstance(root, Figure) and engine is not None:
+        engine.execute(root)
 
 
 def spread(wanted: Sequence[float], gap: float, low: float = 0.0, high: float = 1.0) -> list[float]:
@@ -222,7 +229,8 @@ def step_axes(ax: Axes, updates: float | None, below: bool = True, above: bool =
         ax.set_xlabel("Rollout step")
     if updates is None or not above:
         return
-    top = ax.secondary_xaxis("top", functions=(lambda x: x * updates, lambda x: x / updates))
+    ratio = updates
+    top = ax.secondary_xaxis("top", functions=(lambda x: np.asarray(x) * ratio, lambda x: np.asarray(x) / ratio))
     top.set_xlabel(f"Gradient step ({updates:g} per rollout step)", fontsize=6.5, color=MUTED)
     top.tick_params(labelsize=6.5, colors=MUTED)
     top.xaxis.set_major_locator(MaxNLocator(4, integer=True))
@@ -257,9 +265,9 @@ def add_note(ax: Axes, text: str) -> None:
 
 def free_corner(ax: Axes, wide: float = 0.5, tall: float = 0.25) -> tuple[float, float, bool, bool]:
     """The emptiest corner of a panel: (x, y) in axes fractions, and whether it is right and top."""
-    points = [np.column_stack([line.get_xdata(), line.get_ydata()]) for line in ax.lines if len(line.get_xdata())]
-    places = np.concatenate(points) if points else np.zeros((0, 2))
-    places = places[np.isfinite(places.astype(float)).all(axis=1)].astype(float)
+    points = [np.asarray(line.get_xydata(), float) for line in ax.lines]
+    places = np.concatenate([np.zeros((0, 2)), *points])
+    places = places[np.isfinite(places).all(axis=1)]
     inside = ax.transAxes.inverted().transform(ax.transData.transform(places)) if len(places) else places
     best, fewest = (0.98, 0.03, True, False), math.inf
     for right, top in ((True, False), (False, False), (False, True), (True, True)):

@@ -20,6 +20,7 @@ from analysis.figures.common import (
     mark_stops,
     mean_over_seeds,
     say_missing,
+    settle,
     step_axes,
 )
 from analysis.load import Results
@@ -203,6 +204,7 @@ def name_arms(
     beside = 1 if is_narrow(figure) else len(axes)
     longest = max(map(len, arms))
     if len(arms) <= _MAX_DIRECT and longest <= (_LABEL_LENGTH if beside < 3 else _LABEL_LENGTH // 2):
+        settle(figure)
         for ax in drawn:
             label_ends(ax, _ends(ax, arms, styles))
         return
@@ -220,9 +222,9 @@ def _ends(ax: Axes, arms: Sequence[str], styles: dict[str, ArmStyle]) -> list[tu
     out = []
     for arm in arms:
         lines = [line for line in ax.lines if line.get_gid() == f"arm:{arm}"]
-        if lines and len(lines[-1].get_xdata()):
-            x, y = lines[-1].get_xdata()[-1], lines[-1].get_ydata()[-1]
-            out.append((label(arm), float(x), float(y), styles[arm]))
+        path = np.asarray(lines[-1].get_xydata(), float) if lines else np.zeros((0, 2))
+        if len(path):
+            out.append((label(arm), float(path[-1, 0]), float(path[-1, 1]), styles[arm]))
     return out
 
 

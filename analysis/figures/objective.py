@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from analysis.compare import arm_runs
-from analysis.figures.common import label_ends
+from analysis.figures.common import label_ends, settle
 from analysis.figures.curves import is_narrow
 from analysis.load import Results
 from analysis.style import MUTED, PALETTE, ArmStyle
@@ -55,6 +55,7 @@ def clip_objective(
         grid = figure.subplot_mosaic([["good", "bad", "rare"], ["good", "bad", "common"]], width_ratios=(3, 3, 2.4))
     tables = [_objective(grid["good"], bounds, styles, 1.0), _objective(grid["bad"], bounds, styles, -1.0)]
     tables += [_reach(grid[name], bounds, styles, old) for name, old in zip(("rare", "common"), OLD, strict=True)]
+    settle(figure)
     label_ends(grid["good"], [(name, 1.6, 1 + high, styles[name]) for name, (_, high) in bounds.items()])
     return pd.concat(tables, ignore_index=True)
 

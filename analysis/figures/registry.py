@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis.figures import comparisons, objective
+from analysis.figures.common import settle
 from analysis.load import Results
 from analysis.style import drawing, new_figure
 
@@ -41,7 +42,8 @@ class FigureSpec:
         with drawing():
             figure = new_figure(size, heights[size])
             numbers = self.function(results, figure, **options)
-            figure.draw_without_rendering()
+            settle(figure)
+            figure.set_layout_engine("none")  # placed once: saving in three formats need not do it again
         return figure, numbers
 
 
