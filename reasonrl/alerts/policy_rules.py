@@ -112,7 +112,8 @@ def entropy_surge(h: History, t: Limits) -> Finding | None:
     lost = recent_fall(reward) if reward is not None else 0.0
     if lost >= t["fall"]:
         return Finding("stop", f"{text} and the train reward is {percent(lost)} down.", evidence, now / base)
-    if now > t["garbage_nats"] and now > t["garbage_ratio"] * base:
+    lowest = min(base, entropy.lowest_window.mean if entropy.lowest_window else base)
+    if now > t["garbage_nats"] and now > t["garbage_ratio"] * lowest:
         return Finding("stop", f"{text}: close to random tokens.", evidence, now / base)
     return Finding("flag", text + ".", evidence, now / base)
 
