@@ -104,8 +104,9 @@ def metric_panel(
     if finite.empty or hidden == len(finite):
         say_missing(ax, _why_empty(results, points, metric))
         return pd.DataFrame(columns=list(NUMBERS))
+    thin = {"linewidth": 0.6, "zorder": 2, "alpha": 0.38 if finite["step"].nunique() <= 60 else 0.2}
     for (arm, _), run in finite.groupby(["arm", "key"], sort=False, observed=True):
-        ax.plot(run["step"], run[metric], color=styles[arm].colour, linewidth=0.6, alpha=0.38, zorder=2)
+        ax.plot(run["step"], run[metric], color=styles[arm].colour, **thin)
     summary = mean_over_seeds(finite, "step", metric)
     seeds = finite.groupby("arm", observed=True)["key"].nunique()
     marked = metric.startswith("eval/") and finite["step"].nunique() <= 12

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures import comparisons, objective
+from analysis.figures import comparisons, dashboard, mechanism, objective, stops
 from analysis.figures.common import settle
 from analysis.load import Results
 from analysis.style import drawing, new_figure
@@ -120,6 +120,36 @@ FIGURES: dict[str, FigureSpec] = {
             (),
             _differs("loss.low", "loss.high"),
             {"single": 5.6, "double": 2.3},
+        ),
+        FigureSpec(
+            "stop_map",
+            stops.stop_map,
+            "All runs: how far they came, what was raised, why they ended",
+            "Bars are rollout steps done, hatched the steps a stop saved, open those not done for another reason. "
+            "Marks are alerts (line: note, triangle: flag, cross: stop).",
+            (),
+            lambda results: bool(results.runs["outcome"].isin(["stopped", "failed", "ended", "lost"]).any()),
+            stops.heights,
+        ),
+        FigureSpec(
+            "entropy_prediction",
+            mechanism.entropy_prediction,
+            "Entropy change predicted from cov(log π, A), and measured",
+            "Left: one point per step; dotted: equality; ρ is Spearman's rank correlation over all steps of an arm "
+            "(steps of one run are not independent, so it carries no interval). Adam rescales the update, so the "
+            "prediction -lr·cov gives the sign and the order, not the size. Right: the covariance itself.",
+            (mechanism.PREDICTED, mechanism.MEASURED, mechanism.COV),
+            lambda results: mechanism.COV in results.rows and _differs("loss.low", "loss.high")(results),
+        ),
+        FigureSpec(
+            "dashboard",
+            dashboard.dashboard,
+            "One run, all metric families",
+            "The first stopped run, else the one with most alerts. Shaded: the window an alert looked at (grey note, "
+            "red flag and stop), dashed its end, with the code in the first row. Empty panels were not recorded.",
+            (),
+            lambda results: bool(len(results.alerts)) or len(results.runs) == 1,
+            {"single": 8.2, "double": 6.6},
         ),
     )
 }
