@@ -50,9 +50,7 @@ def folder_of(root: Path, step: int) -> Path:
     return root / f"step_{step:06d}"
 
 
-def save(
-    root: Path, step: int, tensors: dict[str, dict[str, torch.Tensor]], state: dict[str, Any], keep: int
-) -> Path:
+def save(root: Path, step: int, tensors: dict[str, dict[str, torch.Tensor]], state: dict[str, Any], keep: int) -> Path:
     """Write files of tensors and a JSON state after `step`, then drop all but the newest `keep`.
 
     The folder appears by one rename after everything is on disk, so that a reader sees it whole or not at all.

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-import reasonrl.randomness as randomness
+from reasonrl import distributed, randomness
 from reasonrl.lazy import torch
 from reasonrl.models.policy import Policy
 from reasonrl.rollout import SamplingConfig
@@ -25,6 +25,9 @@ class EvalConfig:
     temperature: float = 1.0
     max_new_tokens: int | None = None  # null = sampling.max_new_tokens
     batch_problems: int = 100  # problems per generation batch
+
+
+SHOWN = 4  # completions kept to read
 
 
 @dataclass
@@ -50,40 +53,60 @@ def evaluate(
     plain = replace(
         sampling, temperature=config.temperature, temperature_high=None, top_p=1.0, top_k=0, max_new_tokens=limit
     )
-    right: list[int] = []
-    lengths: list[int] = []
-    truncated = majority = distinct = 0
-    samples: list[dict[str, Any]] = []
-    for start in range(0, len(problems), config.batch_problems):
-        batch = problems[start : start + config.batch_problems]
-        draws = [randomness.uniforms(config.samples, limit, "eval", problem.id) for problem in batch]
-        prompts = [policy.encode(problem) for problem in batch]
-        out = generate(policy, prompts, config.samples, plain, torch.cat([torch.from_numpy(d) for d in draws]))
-        row_lengths = out.lengths_B.tolist()
-        lengths += row_lengths
-        truncated += out.finish.count("length")
-        for index, problem in enumerate(batch):
-            rows = range(index * config.samples, (index + 1) * config.samples)
-            texts = [policy.decode(out.ids_BT[row, : row_lengths[row]].tolist()) for row in rows]
-            finish = [out.finish[row] for row in rows]
-            verdicts = [task.score(problem, text, end) for text, end in zip(texts, finish, strict=True)]
-            values = [verdict.value >= 1.0 for verdict in verdicts]
-            right.append(sum(values))
-            majority += _majority_is_right(task, texts, values)
-            distinct += len({text for text, value in zip(texts, values, strict=True) if value})
-            if len(samples) < 4:
-                row = {"prompt": problem.prompt, "gold": problem.gold, "completion": texts[0], "finish": finish[0]}
-                samples.append({**row, "reward": verdicts[0].value, "reason": verdicts[0].reason})
-    count = max(len(problems), 1)
+    own = problems[distributed.share(len(problems))]
+    judged: list[_Judged] = []
+    for start in range(0, len(own), config.batch_problems):
+        judged += _judge(policy, task, own[start : start + config.batch_problems], config.samples, plain)
+    judged = distributed.gather(judged)
+    count = max(len(judged), 1)
+    rows = count * config.samples
     metrics = {
-        "eval/accuracy": sum(right) / (count * config.samples),
-        "eval/pass_at_k": sum(value > 0 for value in right) / count,
-        "eval/majority": majority / count,
-        "eval/distinct": distinct / count,
-        "eval/length": sum(lengths) / max(len(lengths), 1),
-        "eval/truncated": truncated / max(len(lengths), 1),
+        "eval/accuracy": sum(one.right for one in judged) / rows,
+        "eval/pass_at_k": sum(one.right > 0 for one in judged) / count,
+        "eval/majority": sum(one.majority for one in judged) / count,
+        "eval/distinct": sum(one.distinct for one in judged) / count,
+        "eval/length": sum(one.tokens for one in judged) / rows,
+        "eval/truncated": sum(one.truncated for one in judged) / rows,
     }
-    return Evaluation(metrics, right, samples)
+    return Evaluation(metrics, [one.right for one in judged], [one.sample for one in judged[:SHOWN]])
+
+
+@dataclass
+class _Judged:
+    """What k samples of one problem came to."""
+
+    right: int
+    majority: bool
+    distinct: int
+    tokens: int
+    truncated: int
+    sample: dict[str, Any]
+
+
+def _judge(policy: Policy, task: Task, problems: list[Problem], k: int, sampling: SamplingConfig) -> list[_Judged]:
+    limit = sampling.max_new_tokens
+    draws = [torch.from_numpy(randomness.uniforms(k, limit, "eval", problem.id)) for problem in problems]
+    out = generate(policy, [policy.encode(problem) for problem in problems], k, sampling, torch.cat(draws))
+    lengths = out.lengths_B.tolist()
+    judged = []
+    for index, problem in enumerate(problems):
+        rows = range(index * k, (index + 1) * k)
+        texts = [policy.decode(out.ids_BT[row, : lengths[row]].tolist()) for row in rows]
+        finish = [out.finish[row] for row in rows]
+        verdicts = [task.score(problem, text, end) for text, end in zip(texts, finish, strict=True)]
+        values = [verdict.value >= 1.0 for verdict in verdicts]
+        shown = {"prompt": problem.prompt, "gold": problem.gold, "completion": texts[0], "finish": finish[0]}
+        judged.append(
+            _Judged(
+                right=sum(values),
+                majority=_majority_is_right(task, texts, values),
+                distinct=len({text for text, value in zip(texts, values, strict=True) if value}),
+                tokens=sum(lengths[row] for row in rows),
+                truncated=finish.count("length"),
+                sample={**shown, "reward": verdicts[0].value, "reason": verdicts[0].reason},
+            )
+        )
+    return judged
 
 
 def _majority_is_right(task: Task, texts: list[str], values: list[bool]) -> bool:

@@ -1,8 +1,9 @@
 """Policy losses and their aggregation: pure functions on (B, T) tensors.
 
 r_t = pi(y_t) / pi_old(y_t), both with logits divided by the temperature that sampled token t. A loss function
-returns the negative objective per token (`mask_BT`: the completion's tokens); `token_weights` turns the sum over tokens into the wanted mean, with
-the denominator of the whole minibatch, so that micro-batches and processes only have to add up.
+returns the negative objective per token (`mask_BT`: the completion's tokens); `token_weights` turns the sum over
+tokens into the wanted mean, with the denominator of the whole minibatch, so that micro-batches and processes only
+have to add up.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ METRICS: dict[str, Metric] = {
     "entropy/max": Metric("largest token entropy", "nats/token", "-"),
     "entropy/low_share": Metric("share of tokens below 0.1 nat", "share", "-"),
     "entropy/cov": Metric("cov(log pi, A) over tokens (Cui et al.)", "nats", "-"),
-    "entropy/predicted_change": Metric("-lr * cov * updates: first-order change of the entropy", "nats/token", "-"),
+    "entropy/predicted_change": Metric("-lr * cov * updates of the step before, to set beside it", "nats/token", "-"),
     "entropy/measured_change": Metric("entropy now minus entropy at the step before", "nats/token", "-"),
     "entropy/bonus_coef": Metric("entropy bonus coefficient in use", "1", "-"),
     # policy shift
@@ -67,11 +67,13 @@ METRICS: dict[str, Metric] = {
     "optim/grad_norm": Metric("gradient norm before clipping, mean over updates", "1", "-"),
     "optim/lr": Metric("learning rate", "1", "-"),
     "optim/skipped": Metric("updates skipped for non-finite gradients or empty minibatches", "count", "down"),
+    "optim/updates": Metric("optimizer updates made in the step", "count", "-"),
     "optim/gradient_steps": Metric("optimizer updates since the start", "count", "-"),
     # data
     "data/rounds": Metric("generation rounds of the step", "count", "down"),
     "data/generated_tokens": Metric("completion tokens generated in the step", "tokens", "down"),
     "data/kept": Metric("groups trained on", "count", "up"),
+    "data/dropped": Metric("groups generated and not trained on (flat, or surplus)", "count", "down"),
     "data/short": Metric("groups missing from the batch after the last round", "count", "down"),
     "data/invalid": Metric("rows without a usable reward", "count", "down"),
     "data/gated": Metric("problems held back by the difficulty gate since the start", "count", "-"),
@@ -108,6 +110,11 @@ class Means:
     def result(self) -> dict[str, float]:
         """Return the means; a name without items is left out."""
         return {name: self.sums[name] / self.counts[name] for name in self.sums if self.counts[name]}
+
+    def join(self, other: Means) -> None:
+        """Add the sums and counts of another process."""
+        for name, value in other.sums.items():
+            self.add(name, value, other.counts[name])
 
 
 def quantiles(values: torch.Tensor, points: tuple[float, ...] = (0.01, 0.5, 0.99)) -> list[float]:

@@ -7,16 +7,17 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reasonrl import checkpoint
+from reasonrl import checkpoint, distributed
 from reasonrl.alerts import Alert, AlertMonitor
 from reasonrl.config import Config, canonical, code_version, run_key, to_dict
 from reasonrl.data import ProblemStream
 from reasonrl.entropy import Thermostat
+from reasonrl.errors import CheckpointError
 from reasonrl.evaluate import evaluate
 from reasonrl.events import Event, EventLog
 from reasonrl.kl import needs_reference
@@ -27,7 +28,7 @@ from reasonrl.models.policy import Policy, Reference, make_reference
 from reasonrl.optim import Optimizer
 from reasonrl.rewards import WeightSchedule
 from reasonrl.tasks import Task, load_task
-from reasonrl.tracking import make_tracker
+from reasonrl.tracking import Tracker, make_tracker
 from reasonrl.types import Problem, Summary
 
 PRIORITY = {None: 0, "pause": 1, "stop": 2}
@@ -40,7 +41,7 @@ class Run:
 
     config: Config
     run_dir: Path
-    log: EventLog
+    log: EventLog | None  # None on processes that do not write
     on_event: Callable[[Event], str | None]
     tracker: Any
     policy: Policy
@@ -56,6 +57,7 @@ class Run:
     gradient_steps: int = 0
     starved: int = 0
     entropy: float | None = None
+    predicted_change: float = 0.0  # of the entropy, by the last step's updates
     command: str | None = None
     stop_reason: Any = None
     metrics: dict[str, float] = field(default_factory=dict)
@@ -65,6 +67,8 @@ class Run:
 
     def emit(self, kind: str, sync: bool = False, **fields: Any) -> None:
         """Append one event to the log, pass it on, and keep the strongest answer (stop over pause)."""
+        if self.log is None:
+            return
         event = {"type": kind, "time": time.time(), **fields}
         self.log.append(event, sync=sync)
         if not self.config.quiet:
@@ -75,6 +79,11 @@ class Run:
         answer = self.on_event(event)
         if PRIORITY.get(answer, 0) > PRIORITY[self.command]:
             self.command = answer
+
+    def goes_on(self) -> bool:
+        """Return whether another step is due; all processes take the first one's word for it."""
+        self.command, self.stop_reason = distributed.gather([(self.command, self.stop_reason)])[0]
+        return self.step < self.config.steps and self.command is None
 
     def warn(self, message: str) -> None:
         """Record a warning."""
@@ -115,7 +124,7 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint of the state after `step`, once."""
-        if self.saved == self.step:
+        if self.saved == self.step or self.log is None:
             return
         tensors = {"optimizer.safetensors": self.optimizer.tensors()}
         tensors["weights.safetensors"] = {str(i): p for i, p in enumerate(self.policy.trainable())}
@@ -124,6 +133,7 @@ class Run:
             "gradient_steps": self.gradient_steps,
             "starved": self.starved,
             "entropy": self.entropy,
+            "predicted_change": self.predicted_change,
             "alpha": self.thermostat.alpha,
             "running": self.weights.running,
             "learned_at": self.weights.learned_at,
@@ -139,13 +149,20 @@ class Run:
 
     def load(self, loaded: checkpoint.Loaded, same_run: bool) -> None:
         """Continue from a checkpoint; a fork (another configuration) starts with a fresh alert history."""
-        state = loaded.state
+        state, weights = loaded.state, loaded.tensors["weights.safetensors"]
+        parameters = {str(index): parameter for index, parameter in enumerate(self.policy.trainable())}
+        if {name: weight.shape for name, weight in weights.items()} != {n: p.shape for n, p in parameters.items()}:
+            raise CheckpointError(
+                f"The checkpoint of step {loaded.step} in {self.run_dir} belongs to another model than "
+                f"{self.policy.name}. Choose another run_dir, or the model it was made with."
+            )
         with torch.no_grad():
-            for index, parameter in enumerate(self.policy.trainable()):
-                parameter.copy_(loaded.tensors["weights.safetensors"][str(index)])
+            for name, parameter in parameters.items():
+                parameter.copy_(weights[name])
         self.optimizer.load_tensors(loaded.tensors["optimizer.safetensors"])
         self.step, self.gradient_steps = state["step"], state["gradient_steps"]
         self.starved, self.entropy = state["starved"], state["entropy"]
+        self.predicted_change = state["predicted_change"]
         self.thermostat.alpha = state["alpha"]
         self.weights.running, self.weights.learned_at = state["running"], state["learned_at"]
         self.problems.load_state(state["problems"])
@@ -158,7 +175,7 @@ class Run:
         """Write the end of the run and return its summary."""
         status = STATUS[self.command] if self.step < self.config.steps or self.stop_reason else "finished"
         self.save()
-        if self.config.checkpoint.export and status == "finished":
+        if self.config.checkpoint.export and status == "finished" and self.log is not None:
             export(self.policy, self.run_dir / "model")
         self.emit("end", sync=True, step=self.step, status=status, reason=self.stop_reason, error_class=None)
         self.tracker.finish(status)
@@ -188,6 +205,7 @@ def versions() -> dict[str, str]:
         "transformers": transformers.__version__,
         "numpy": numpy.__version__,
         "threads": str(torch.get_num_threads()),
+        "processes": str(distributed.size()),
     }
 
 
@@ -203,21 +221,22 @@ def open_run(config: Config, run_dir: Path, on_event: Callable[[Event], str | No
     policy = load_policy(config.model, config.task.operands)
     policy.configure_prompts(config.task.system, config.task.chat)
     reference = make_reference(policy) if needs_reference(config.kl) else None
+    main = distributed.is_main()
     run_dir.mkdir(parents=True, exist_ok=True)
     thermostat = Thermostat(config.entropy.target, config.entropy.delta, config.entropy.max_coef)
     run = Run(
         config=config,
         run_dir=run_dir,
-        log=EventLog(run_dir / "events.jsonl"),
+        log=EventLog(run_dir / "events.jsonl") if main else None,
         on_event=on_event,
-        tracker=make_tracker(config, run_dir),
+        tracker=make_tracker(config, run_dir) if main else Tracker(),
         policy=policy,
         reference=reference,
         task=task,
         heldout=heldout,
         problems=ProblemStream(task, config.seed, config.data.difficulty_gate),
         optimizer=Optimizer(policy.trainable(), config.optim),
-        monitor=AlertMonitor(config.alerts),
+        monitor=AlertMonitor(config.alerts, settings=_dotted(to_dict(config)), group_size=config.sampling.group_size),
         weights=WeightSchedule(config.reward.parts),
         thermostat=thermostat,
     )
@@ -231,7 +250,8 @@ def open_run(config: Config, run_dir: Path, on_event: Callable[[Event], str | No
             run.tracker.finish("failed")
         raise
     finally:
-        run.log.close()
+        if run.log is not None:
+            run.log.close()
 
 
 def _start(run: Run) -> None:
@@ -254,6 +274,14 @@ def _start(run: Run) -> None:
     skipped = getattr(run.task, "notes", [])
     for note in skipped:
         run.warn(note)
+
+
+def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the configuration as {"optim.lr": ...}, from which alerts compute what to try."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
 def _plain(value: Any) -> Any:

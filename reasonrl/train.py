@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from reasonrl import kl
+from reasonrl import distributed, kl
 from reasonrl.advantages import compute_advantages
 from reasonrl.config import Config, validate
 from reasonrl.data import Collected, collect
@@ -38,10 +38,10 @@ def train(config: Config, run_dir: Path, on_event: Callable[[Event], str | None]
     mistakes = validate(config)
     if mistakes:
         raise ConfigError(mistakes)
-    with open_run(config, Path(run_dir), on_event) as run:
+    with distributed.process_group(), open_run(config, Path(run_dir), on_event) as run:
         if run.step == 0:
             run.evaluate()
-        while run.step < config.steps and run.command is None:
+        while run.goes_on():
             train_step(run, run.step + 1)
         return run.finish()
 
@@ -53,8 +53,10 @@ def train_step(run: Run, step: int) -> None:
     lr = learning_rate(config.optim, step, config.steps)
 
     def generate(problems: list[Problem], offset: int) -> list:
-        keys = (config.seed, step, offset)
-        return sample_groups(run.policy, run.task, problems, config.sampling, keys, config.reward.random)
+        own = distributed.share(len(problems))
+        keys = (config.seed, step, offset + own.start)
+        groups = sample_groups(run.policy, run.task, problems[own], config.sampling, keys, config.reward.random)
+        return distributed.gather(groups)
 
     collected = collect(config.data, run.problems, generate, step, run.starved)
     clock.mark("time/generate")
@@ -68,8 +70,8 @@ def train_step(run: Run, step: int) -> None:
         bonus = _bonus(run, entropy["entropy/mean"])
         updates = update(run.policy, run.optimizer, batch, _settings(config, lr, bonus, step))
         metrics |= reward_metrics | entropy | _rollout_metrics(rollouts, config.reward.ngram) | updates
-        metrics |= _entropy_change(run, batch, entropy["entropy/mean"], lr, bonus)
-    run.gradient_steps += config.optim.updates_per_rollout
+        metrics |= _entropy_change(run, batch, entropy["entropy/mean"], lr * updates["optim/updates"], bonus)
+        run.gradient_steps += int(updates["optim/updates"])
     clock.mark("time/train")
     metrics |= {"optim/lr": lr, "optim/gradient_steps": float(run.gradient_steps), **clock.times()}
     metrics["speed/tokens_per_s"] = metrics["data/generated_tokens"] / max(metrics["time/step"], 1e-9)
@@ -83,19 +85,22 @@ def reference_logprobs(run: Run, rollouts: Rollouts) -> torch.Tensor | None:
     done = rollouts.completions
     rows = torch.arange(len(done.finish))
     out = torch.zeros_like(done.logprobs_BT)
+    own = distributed.share(len(rows))
     with torch.no_grad(), run.reference.active() as reference:
-        for part in rows.split(REFERENCE_ROWS):
+        for part in rows[own].split(REFERENCE_ROWS):
             owner = part // rollouts.group_size
             logprobs, _ = completion_logprobs(reference, rollouts.prompts, owner, done, part)
             out[part, : logprobs.shape[1]] = logprobs.cpu()
-    return out
+    return torch.cat(distributed.gather([out[own]]))
 
 
 def score(run: Run, rollouts: Rollouts, ref_BT: torch.Tensor | None, step: int) -> tuple[TrainBatch, dict[str, float]]:
     """Rewards in parts, advantages, and the masks and coefficients of the loss."""
     config, done, size = run.config, rollouts.completions, rollouts.group_size
     mask = done.mask_BT.float()
-    parts = reward_parts(config.reward, config.overlong, rollouts, config.sampling.max_new_tokens, run.task.format_ok)
+    limit, format_ok = config.sampling.max_new_tokens, run.task.format_ok
+    # a user's function need not give the same answer twice, so one process asks for all
+    parts = distributed.from_main(lambda: reward_parts(config.reward, config.overlong, rollouts, limit, format_ok))
     names = list(parts)
     weights = [run.weights.weight(name, step) for name in names]
     domains = [problem.domain for problem in rollouts.problems for _ in range(size)]
@@ -167,16 +172,18 @@ def _bonus(run: Run, entropy: float) -> float:
     return run.config.entropy.coef if kind == "bonus" else 0.0
 
 
-def _entropy_change(run: Run, batch: TrainBatch, entropy: float, lr: float, bonus: float) -> dict[str, float]:
+def _entropy_change(run: Run, batch: TrainBatch, entropy: float, distance: float, bonus: float) -> dict[str, float]:
+    """Covariance now, and the change since the step before beside what was predicted then (-lr * updates * cov)."""
     mask = batch.completions.mask_BT.bool()
     advantages = batch.advantages_B.unsqueeze(-1).expand_as(mask)[mask]
     cov = float(covariance_terms(batch.completions.logprobs_BT[mask], advantages).mean())
-    metrics = {"entropy/cov": cov, "entropy/predicted_change": -lr * cov * run.config.optim.updates_per_rollout}
+    metrics = {"entropy/cov": cov}
     if run.entropy is not None:
+        metrics["entropy/predicted_change"] = run.predicted_change
         metrics["entropy/measured_change"] = entropy - run.entropy
     if run.config.entropy.kind in ("bonus", "thermostat"):
         metrics["entropy/bonus_coef"] = bonus
-    run.entropy = entropy
+    run.entropy, run.predicted_change = entropy, -distance * cov
     return metrics
 
 
@@ -189,6 +196,7 @@ def _cost_metrics(run: Run, collected: Collected) -> dict[str, float]:
         "data/rounds": float(collected.rounds),
         "data/generated_tokens": float(collected.generated_tokens),
         "data/kept": float(len(collected.groups)),
+        "data/dropped": float(collected.num_groups_seen - len(collected.groups)),
         "data/short": float(wanted - len(collected.groups)),
         "data/gated": float(run.problems.gated),
     }
@@ -209,7 +217,11 @@ def _rollout_metrics(rollouts: Rollouts, ngram: int) -> dict[str, float]:
 
 
 def _reward_metrics(
-    parts_PGJ: torch.Tensor, weights_J: torch.Tensor, names: list[str], advantages_PG: torch.Tensor, valid_PG: torch.Tensor
+    parts_PGJ: torch.Tensor,
+    weights_J: torch.Tensor,
+    names: list[str],
+    advantages_PG: torch.Tensor,
+    valid_PG: torch.Tensor,
 ) -> dict[str, float]:
     total_PG = (parts_PGJ * weights_J).sum(-1)
     usable = advantages_PG[valid_PG]

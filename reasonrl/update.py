@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from reasonrl import distributed
 from reasonrl import kl as kl_terms
 from reasonrl.entropy import EntropyConfig, clip_cov_mask, covariance_terms, kl_cov_mask, top_entropy_mask
 from reasonrl.kl import KlConfig
@@ -62,9 +63,9 @@ class _Seen:
 
     means: Means = field(default_factory=Means)
     ratios: list[torch.Tensor] = field(default_factory=list)
-    first_error: float | None = None
-    skipped: int = 0
-    updates: int = 0
+    minibatches: int = 0
+    skipped: int = 0  # no token in the loss, or a gradient that is not finite
+    updates: int = 0  # minibatches that were run
 
 
 def loss_mask(completions: Completions, keep_B: torch.Tensor, entropy: EntropyConfig) -> torch.Tensor:
@@ -84,11 +85,13 @@ def update(policy: Policy, optimizer: Optimizer, batch: TrainBatch, settings: Up
             weights, denominator = token_weights(
                 batch.loss_mask_BT[rows], batch.owner_B[rows], settings.loss.aggregation, settings.max_new_tokens
             )
+            seen.minibatches += 1
             seen.means.add("loss/denominator", denominator)
             if not bool(batch.loss_mask_BT[rows].any()):
                 seen.skipped += 1
                 continue
             _accumulate(policy, batch, rows, weights, settings, seen)
+            distributed.sum_gradients(optimizer.parameters)
             norm = optimizer.step(settings.lr)
             seen.means.add("optim/grad_norm", norm)
             seen.updates += 1
@@ -98,8 +101,7 @@ def update(policy: Policy, optimizer: Optimizer, batch: TrainBatch, settings: Up
 
 def _minibatches(num_prompts: int, settings: UpdateSettings, epoch: int) -> Iterator[torch.Tensor]:
     order = stream("minibatch", settings.seed, settings.step, epoch).permutation(num_prompts)
-    for part in torch.from_numpy(order).tensor_split(min(settings.minibatches, num_prompts)):
-        yield part
+    yield from torch.from_numpy(order).tensor_split(min(settings.minibatches, num_prompts))
 
 
 def _accumulate(
@@ -110,18 +112,20 @@ def _accumulate(
     settings: UpdateSettings,
     seen: _Seen,
 ) -> None:
-    """Add up the gradients of one minibatch over its micro-batches.
+    """Add up the gradients of this process's rows of one minibatch over its micro-batches.
 
     Rows that cannot contribute (advantage 0, no KL, no bonus) are left out of forward and backward; the weights
-    already hold the whole minibatch's denominator, so this is exact.
+    already hold the whole minibatch's denominator, so this is exact. A flat group keeps its KL and bonus terms.
     """
     cov_cut, cov_penalty = _covariance_masks(batch, rows, settings)
     live = weights.sum(-1) > 0
     if settings.bonus == 0 and cov_penalty is None:
         live &= (batch.advantages_B[rows] != 0) | (batch.beta_B[rows] > 0)
     index = live.nonzero().squeeze(-1)
-    for name in ("clip/low", "clip/high", "clip/fraction"):  # rows left out have no clipped token, but they count
-        seen.means.add(name, 0.0, float(batch.loss_mask_BT[rows[~live]].sum()))
+    index = index[distributed.share(len(index))]
+    if distributed.is_main():  # rows left out have no clipped token, but they count
+        for name in ("clip/low", "clip/high", "clip/fraction"):
+            seen.means.add(name, 0.0, float(batch.loss_mask_BT[rows[~live]].sum()))
     total = 0.0
     for part in _micro_batches(batch.completions.lengths_B[rows[index]], settings.micro_batch_size):
         chosen = index[part]
@@ -130,8 +134,9 @@ def _accumulate(
         loss.backward()
         total += float(loss.detach())
     seen.means.add("loss/total", total)
-    if seen.updates == 0 and seen.first_error is None and seen.ratios:
-        seen.first_error = float(torch.cat(seen.ratios).log().abs().mean())
+    if seen.updates == 0 and seen.ratios:
+        errors = torch.cat(seen.ratios).log().abs()
+        seen.means.add("shift/first_ratio_error", float(errors.sum()), len(errors))
 
 
 def _micro_batches(lengths: torch.Tensor, size: int | None) -> Iterator[torch.Tensor]:
@@ -188,7 +193,7 @@ def _micro_loss(
     old, mask = cut(done.logprobs_BT[rows]), cut(batch.loss_mask_BT[rows])
     weights = cut(weights_BT)
     advantages = batch.advantages_B[rows].to(device)
-    token = LOSSES[settings.loss.kind](logprobs, old, advantages, mask, settings.loss)
+    token = LOSSES[settings.loss.kind](logprobs, old, advantages, cut(done.mask_BT[rows]), settings.loss)
     cov_cut, cov_penalty = covariance
     per_token = token.loss_BT
     if cov_cut is not None:
@@ -228,15 +233,18 @@ def _observe(seen: _Seen, token, log_ratio_BT, mask_BT: torch.Tensor, policy_los
 
 
 def _metrics(seen: _Seen) -> dict[str, float]:
-    metrics = seen.means.result()
-    # loss parts were added per micro-batch but belong to whole updates
-    for name in ("loss/policy", "loss/kl", "loss/bonus"):
+    means, ratios = Means(), []
+    for other in distributed.gather([(seen.means, seen.ratios)]):
+        means.join(other[0])
+        ratios += other[1]
+    metrics = means.result()
+    # loss parts were added per micro-batch and process but belong to whole updates
+    for name in ("loss/total", "loss/policy", "loss/kl", "loss/bonus"):
         if name in metrics:
-            metrics[name] = seen.means.sums[name] / max(seen.updates, 1)
-    if seen.ratios:
-        q01, q50, q99 = quantiles(torch.cat(seen.ratios))
+            metrics[name] = means.sums[name] / max(seen.updates, 1)
+    if ratios:
+        q01, q50, q99 = quantiles(torch.cat(ratios))
         metrics.update({"shift/ratio_q01": q01, "shift/ratio_q50": q50, "shift/ratio_q99": q99})
-    if seen.first_error is not None:
-        metrics["shift/first_ratio_error"] = seen.first_error
     metrics["optim/skipped"] = float(seen.skipped)
+    metrics["optim/updates"] = float(seen.minibatches - seen.skipped)
     return metrics

@@ -198,7 +198,8 @@ def _task_and_model(config: Config) -> Iterator[Mistake]:
     if config.task.kind in ("records", "code") and not config.task.path:
         yield Mistake("task.path", config.task.path, "is not set", "Give a file, e.g. task.path=problems.jsonl.")
     if config.model.kind == "hf" and not config.model.path:
-        yield Mistake("model.path", config.model.path, "is not set", "Give a model folder or hub name, e.g. model.path=./m.")
+        cure = "Give a model folder or hub name, e.g. model.path=./m."
+        yield Mistake("model.path", config.model.path, "is not set", cure)
     for name in ("careful", "mode_share", "noise", "bracket_share"):
         value = getattr(config.model, name)
         if not 0 <= value <= 1:

@@ -97,7 +97,9 @@ def test_gdpo_gives_a_part_without_spread_exactly_nothing():
 
 
 def test_gdpo_batch_step_leaves_flat_groups_at_zero():
-    found, flat, _ = advantages("gdpo", [[(1.0, 1.0)] * 4, [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (1.0, 1.0)]], (1.0, 0.3))
+    found, flat, _ = advantages(
+        "gdpo", [[(1.0, 1.0)] * 4, [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0), (1.0, 1.0)]], (1.0, 0.3)
+    )
     assert flat == [True, False]
     assert found[0] == [0.0] * 4
 

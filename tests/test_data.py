@@ -149,11 +149,15 @@ def test_surplus_groups_are_dropped_in_order_of_generation():
     seen = []
 
     def generate(problems, offset):
-        groups = [FakeGroup(problem, torch.tensor(MIXED if offset or i else WRONG)) for i, problem in enumerate(problems)]
+        groups = [
+            FakeGroup(problem, torch.tensor(MIXED if offset or i else WRONG)) for i, problem in enumerate(problems)
+        ]
         seen.extend(group for group in groups if group.correct_G[0])
         return groups
 
-    found = collect(DataConfig(kind="dynamic_sampling", prompts_per_step=2), ProblemStream(FiniteTask(99), 0), generate, 1, 0)
+    found = collect(
+        DataConfig(kind="dynamic_sampling", prompts_per_step=2), ProblemStream(FiniteTask(99), 0), generate, 1, 0
+    )
     assert len(seen) == 3
     assert found.groups == seen[:2]
 

@@ -103,7 +103,9 @@ def test_top_entropy_mask_depends_on_tokens_not_on_rows_or_padding():
     wide = torch.cat([ENTROPY, torch.full((2, 6), 5.0)], 1)
     wide_mask = torch.cat([MASK, torch.zeros(2, 6, dtype=torch.long)], 1)
     for scope in ("batch", "sequence"):
-        assert torch.equal(top_entropy_mask(wide, wide_mask, 0.4, scope)[:, :4], top_entropy_mask(ENTROPY, MASK, 0.4, scope))
+        assert torch.equal(
+            top_entropy_mask(wide, wide_mask, 0.4, scope)[:, :4], top_entropy_mask(ENTROPY, MASK, 0.4, scope)
+        )
 
 
 def test_rows_without_a_token_stay_empty_per_sequence():

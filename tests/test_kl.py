@@ -37,9 +37,7 @@ def test_k1_as_a_loss_pulls_nowhere():
     assert expected_gradient("k1").abs().max() < 1e-12
 
 
-@pytest.mark.parametrize(
-    ("kind", "direction"), [("k2", "reverse"), ("k3", "forward"), ("k3_unbiased", "reverse")]
-)
+@pytest.mark.parametrize(("kind", "direction"), [("k2", "reverse"), ("k3", "forward"), ("k3_unbiased", "reverse")])
 def test_expected_on_policy_gradient(kind, direction):
     assert torch.allclose(expected_gradient(kind), exact_gradient(direction), atol=1e-12)
     # the two directions differ by far more than that here, so the test can tell them apart

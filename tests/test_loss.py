@@ -91,7 +91,9 @@ def test_cispo_caps_the_weight_and_keeps_every_gradient():
 
 def test_all_losses_have_one_gradient_at_ratio_one():
     for advantage in (2.0, -2.0):
-        gradients = [loss_and_gradient(f, [1.0, 1.0], advantage, LossConfig())[1] for f in (clip_loss, gspo_loss, cispo_loss)]
+        gradients = [
+            loss_and_gradient(f, [1.0, 1.0], advantage, LossConfig())[1] for f in (clip_loss, gspo_loss, cispo_loss)
+        ]
         assert gradients == [[-advantage, -advantage]] * 3
 
 

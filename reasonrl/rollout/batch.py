@@ -40,6 +40,8 @@ def sample_groups(
     random_reward: bool = False,
 ) -> list[Group]:
     """Sample and score G completions for each problem; `draw_keys` = (seed, step, offset of the first problem)."""
+    if not problems:
+        return []
     seed, step, offset = draw_keys
     size, limit = config.group_size, config.max_new_tokens
     prompts = [policy.encode(problem) for problem in problems]
