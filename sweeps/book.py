@@ -9,6 +9,7 @@ from typing import Any
 
 from reasonrl.events import EventLog
 from sweeps.configuration import Configuration, group
+from sweeps.failures import may_retry
 from sweeps.ledger import read_specs, save_spec
 from sweeps.state import RunState, read_state
 from sweeps.types import Plan, RunSpec
@@ -20,6 +21,7 @@ class Book:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.metric = str(plan.study.get("metric", "eval/accuracy"))
+        self._max_retries = int(plan.engine.get("max_retries", 2))
         self.runs: dict[str, RunState] = {}
         self.configurations: list[Configuration] = []
         self._of_run: dict[str, list[Configuration]] = {}
@@ -31,7 +33,10 @@ class Book:
     def add_run(self, spec: RunSpec) -> RunState:
         """The run's state, read from its event log the first time its key is met."""
         if spec.key not in self.runs:
-            self.runs[spec.key] = read_state(spec, self.run_dir(spec.key), self.metric)
+            run = self.runs[spec.key] = read_state(spec, self.run_dir(spec.key), self.metric)
+            # The coordinator may have ended before it could try again, or say what kind of failure it was.
+            if run.status == "failed" and (not run.failure_is_known or may_retry(run.failures, self._max_retries)):
+                run.status = "partial"
         return self.runs[spec.key]
 
     def add_configuration(self, configuration: Configuration) -> Configuration:

@@ -48,11 +48,7 @@ class Configuration:
 
     def values(self) -> dict[int, float]:
         """The last value of the metric per seed, of the runs that finished."""
-        return {
-            run.spec.seed: run.value
-            for run in self.runs
-            if run.status == "finished" and run.value is not None
-        }
+        return {run.spec.seed: run.value for run in self.runs if run.status == "finished" and run.value is not None}
 
     def mean(self) -> float | None:
         """The mean of `values`, None without any."""

@@ -184,8 +184,7 @@ class Coordinator:
     # -- starting ---------------------------------------------------------------------------------------------
 
     def _start(self, seat: Seat, run: RunState) -> None:
-        if run.status == "waiting":
-            self.budget.runs += 1
+        self.budget.runs += run.step == 0
         for configuration in self.book.configurations_of(run):
             self.study.begin(configuration)
         run.pause_at = self.queue.pause_step(run)
@@ -202,9 +201,19 @@ class Coordinator:
             self._start_worker(seat)
         try:
             self.engine.send(seat.slot, job)
-        except EngineError as error:
-            self._on_exit(seat, {"code": None, "signal": None, "why": str(error)})
+        except EngineError:
+            seat.lost = True  # its last words, and its exit, are still to be read
+            self._put_back(seat)
+            return
         self.progress.started(run, seat.slot)
+
+    def _put_back(self, seat: Seat) -> None:
+        """Give the run of a worker that never began it to another."""
+        run = self._free(seat)
+        if run is not None:
+            self.budget.runs -= run.step == 0
+            run.status = "partial" if run.step else "waiting"
+            self.queue.push(run, first=True)
 
     def job_config(self, run: RunState) -> dict[str, Any]:
         """The run's config with what the coordinator decides: none of it is part of the run's key."""
@@ -271,7 +280,9 @@ class Coordinator:
             self._note_failure(run, message)
         self.endings.settle(run, message)
         if seat.keeps_memory(message):
-            self.ledger.note("recycle", slot=seat.slot.label, rss_mb=message.get("rss_mb"), gpu_mb=message.get("gpu_mb"))
+            self.ledger.note(
+                "recycle", slot=seat.slot.label, rss_mb=message.get("rss_mb"), gpu_mb=message.get("gpu_mb")
+            )
             self._restart(seat)
 
     def _note_failure(self, run: RunState, message: Mapping[str, Any]) -> None:
@@ -288,9 +299,10 @@ class Coordinator:
             self.disk_full(str(error))
 
     def _on_exit(self, seat: Seat, message: Mapping[str, Any]) -> None:
-        run = self._free(seat)
         if not seat.ready:
             seat.bad_starts += 1
+            self._put_back(seat)
+        run = self._free(seat)
         if run is not None:
             what = describe_exit(message)
             if run.status in ("running", "failed"):
@@ -300,10 +312,7 @@ class Coordinator:
 
     def _on_broken(self, seat: Seat, message: Mapping[str, Any]) -> None:
         """The worker could not load torch or the training function: no retry will change that."""
-        run = self._free(seat)
-        if run is not None:
-            run.status = "partial" if run.step else "waiting"
-            self.queue.push(run, first=True)
+        self._put_back(seat)
         seat.bad_starts = MAX_BAD_STARTS
         self.progress.line(f"slot {seat.slot.label}: the worker cannot start: {message['message']}")
         if not any(seat.bad_starts < MAX_BAD_STARTS for seat in self.seats):

@@ -57,7 +57,7 @@ class Progress:
     def started(self, run: RunState, slot: Slot) -> None:
         """A run was handed to a slot."""
         if self.live is None:
-            since = f" from step {run.step}" if run.step else ""
+            since = f" from step {run.checkpoints[-1]}" if run.checkpoints else ""
             self.line(f"{run.spec.name} [{run.key}] starts{since} on {slot.label}")
 
     def ended(self, run: RunState) -> None:
@@ -73,7 +73,8 @@ class Progress:
     def alert(self, run: RunState, event: Mapping[str, Any]) -> None:
         """A run raised an alert; notes stay in its log, and a stop is said by the run's end."""
         if event.get("severity") == "flag" or (event.get("severity") == "stop" and self._on_alert == "continue"):
-            self.line(f"{run.spec.name}: {event['severity']} {event['code']} {event.get('title', '')}: {event.get('message', '')}")
+            what = f"{event['severity']} {event['code']} {event.get('title', '')}"
+            self.line(f"{run.spec.name}: {what}: {event.get('message', '')}")
 
     def refresh(self, sweep: Coordinator) -> None:
         """Redraw the table, or now and then print where everything is."""

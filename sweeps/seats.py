@@ -22,6 +22,7 @@ class Seat:
     run: RunState | None = None
     started: bool = False
     ready: bool = False
+    lost: bool = False
     bad_starts: int = 0
     last_progress: float = 0.0
     since: float = 0.0
@@ -30,7 +31,7 @@ class Seat:
     @property
     def free(self) -> bool:
         """True when a run can be handed to it; its worker may still be loading."""
-        return self.run is None and self.bad_starts < MAX_BAD_STARTS
+        return self.run is None and not self.lost and self.bad_starts < MAX_BAD_STARTS
 
     def take(self, run: RunState) -> None:
         """Seat a run."""
@@ -57,4 +58,4 @@ class Seat:
 
     def restarted(self) -> None:
         """Its worker was started (anew)."""
-        self.started, self.ready, self.first_rss_mb = True, False, None
+        self.started, self.ready, self.lost, self.first_rss_mb = True, False, False, None

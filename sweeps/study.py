@@ -107,9 +107,7 @@ class Study:
         settings = self._plan.study
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._backend = optuna.storages.RDBStorage(
-                self._url, engine_kwargs={"connect_args": {"timeout": 10}}
-            )
+            self._backend = optuna.storages.RDBStorage(self._url, engine_kwargs={"connect_args": {"timeout": 10}})
             sql_event.listen(self._backend.engine, "connect", _set_pragmas)
             self._backend.engine.dispose()
         else:
@@ -224,7 +222,9 @@ class Study:
             with self._bridged():
                 self._begin(configuration, {})
 
-    def ask(self, space: Sequence[SpaceEntry], fixed: Mapping[str, Any], sampler: str) -> tuple[int, dict[str, Any]] | None:
+    def ask(
+        self, space: Sequence[SpaceEntry], fixed: Mapping[str, Any], sampler: str
+    ) -> tuple[int, dict[str, Any]] | None:
         """(trial number, suggested values) for the active entries of `space`; None while the database is away.
 
         The sampler is made anew from (study.seed, number of trials): a resumed search does not repeat its draws.
@@ -247,7 +247,9 @@ class Study:
         """Tie an asked trial to its configuration."""
         configuration.trial = number
         with self._bridged():
-            self._describe(configuration, {})
+            trial = Trial(self._need(), self._trial_id(number))
+            for name, value in self._description(configuration, {}).items():
+                trial.set_user_attr(name, value)
 
     def reject(self, number: int, why: str) -> None:
         """Close an asked trial whose values make no valid run."""
@@ -292,10 +294,9 @@ class Study:
     def _begin(self, configuration: Configuration, extra: Mapping[str, Any]) -> None:
         study = self._need()
         values, distributions = self._fixed(configuration)
-        study.enqueue_trial(values)
+        study.enqueue_trial(values, user_attrs=self._description(configuration, extra))
         trial = study.ask(fixed_distributions=distributions)
         configuration.trial, configuration.told = trial.number, False
-        self._describe(configuration, extra)
 
     def _fixed(self, configuration: Configuration) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
         """Known values and their distributions: the searched keys, or the arm's name."""
@@ -309,17 +310,14 @@ class Study:
         arms = list(dict.fromkeys([*self._plan.arms, configuration.arm]))
         return {"arm": configuration.arm}, {"arm": CategoricalDistribution(arms)}
 
-    def _describe(self, configuration: Configuration, extra: Mapping[str, Any]) -> None:
-        trial = Trial(self._need(), self._trial_id(configuration.trial or 0))
-        attributes = {
+    def _description(self, configuration: Configuration, extra: Mapping[str, Any]) -> dict[str, Any]:
+        return {
             "configuration": configuration.name,
             "arm": configuration.arm,
             "stage": configuration.stage,
             "runs": {str(run.spec.seed): run.key for run in configuration.runs},
             **extra,
         }
-        for name, value in attributes.items():
-            trial.set_user_attr(name, value)
 
     def _report_step(self, configuration: Configuration, step: int) -> None:
         mean = configuration.mean_at(step)

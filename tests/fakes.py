@@ -27,6 +27,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -197,7 +198,8 @@ def _alerts(run: _Run, step: int) -> None:
 def _alert(step: int, severity: str) -> dict[str, Any]:
     return {
         "step": step, "code": "A03", "title": "entropy collapse", "severity": severity,
-        "message": f"0.02 nats at step {step} (was 0.61)", "evidence": {"window": [max(1, step - 5), step], "mean": 0.02},
+        "message": f"0.02 nats at step {step} (was 0.61)",
+        "evidence": {"window": [max(1, step - 5), step], "mean": 0.02},
         "intervention": ["optim.lr=1e-5"],
     }  # fmt: skip
 
@@ -304,12 +306,21 @@ def make_plan(
     sweep = {"schedule": "depth", "rungs": 4, "budget": {}, "on_alert": "stop", "max_children": 1}
     names = list(arms or {})
     return Plan(
-        name=directory.name, question="does the sweep hold?", runs=runs, arms=names, baseline=names[0] if names else "",
-        seeds=list(seeds), sweep={**sweep, **settings.get("sweep", {})}, engine={**engine, **settings.get("engine", {})},
-        study={**study, **settings.get("study", {})}, directory=directory, space=settings.get("space", []),
-        stages=settings.get("stages", []), code_version="fake",
+        name=directory.name,
+        question="does the sweep hold?",
+        runs=runs,
+        arms=names,
+        baseline=names[0] if names else "",
+        seeds=list(seeds),
+        sweep={**sweep, **settings.get("sweep", {})},
+        engine={**engine, **settings.get("engine", {})},
+        study={**study, **settings.get("study", {})},
+        directory=directory,
+        space=settings.get("space", []),
+        stages=settings.get("stages", []),
+        code_version="fake",
         composer=FakeComposer({**base, "steps": steps}),  # type: ignore[arg-type]
-    )  # fmt: skip
+    )
 
 
 def rows_of(directory: Path) -> dict[str, dict[int, dict[str, float]]]:
@@ -324,3 +335,19 @@ def rows_of(directory: Path) -> dict[str, dict[int, dict[str, float]]]:
                 rows[int(event["step"])] = event["metrics"]
         found[path.parent.name] = rows
     return found
+
+
+def main() -> int:
+    """A coordinator in a process of its own: `python -m tests.fakes FOLDER JSON-of-make_plan's-arguments`."""
+    from sweeps import summary
+    from sweeps.runner import run
+
+    summary.make_report = lambda sweep: None  # the report has tests of its own
+    settings = json.loads(sys.argv[2])
+    scripts = settings.pop("seed_scripts", {})
+    pairs = {(arm, int(seed)): script for arm, by_seed in scripts.items() for seed, script in by_seed.items()}
+    return run(make_plan(Path(sys.argv[1]), seed_scripts=pairs, **settings))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

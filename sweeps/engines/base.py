@@ -124,9 +124,7 @@ def lay_out(settings: Mapping[str, Any], visible: Sequence[str], cores: int | No
         places = places[: wanted or len(places)]
     else:
         if per_trial > 1:
-            raise EngineError(
-                f"engine.per_trial_gpus={per_trial}: no GPU is visible. Set engine.per_trial_gpus=1."
-            )
+            raise EngineError(f"engine.per_trial_gpus={per_trial}: no GPU is visible. Set engine.per_trial_gpus=1.")
         places = [()] * (wanted or min(2, cores))
     threads = int(settings.get("threads") or max(1, cores // len(places)))
     share = 1.0 / per_gpu if visible else 1.0
@@ -134,35 +132,27 @@ def lay_out(settings: Mapping[str, Any], visible: Sequence[str], cores: int | No
     return Layout(slots, notes)
 
 
-def choose_devices(
-    asked: Iterable[str] | None, environment: Mapping[str, str], detected: Sequence[str]
-) -> list[str]:
+def choose_devices(asked: Iterable[str] | None, environment: Mapping[str, str], detected: Sequence[str]) -> list[str]:
     """The device names to use: `asked` for, or those of CUDA_VISIBLE_DEVICES, or the `detected` ones.
 
     Names are indices or UUIDs. Devices named `fake:N` are taken as declared, without looking for hardware. An
     existing CUDA_VISIBLE_DEVICES is a fence: asking for a device outside of it is an EngineError.
     """
     fence = environment.get("CUDA_VISIBLE_DEVICES")
-    allowed = (
-        [name.strip() for name in fence.split(",") if name.strip()] if fence is not None else list(detected)
-    )
+    allowed = [name.strip() for name in fence.split(",") if name.strip()] if fence is not None else list(detected)
     if asked is None:
         return allowed
     names = [str(name).strip() for name in asked]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise EngineError(
-            f"engine.devices names {', '.join(twice)} twice. Use engine.trials_per_gpu to share a GPU."
-        )
+        raise EngineError(f"engine.devices names {', '.join(twice)} twice. Use engine.trials_per_gpu to share a GPU.")
     if all(name.startswith("fake:") for name in names):
         return names
     unknown = [name for name in names if name not in allowed and not _uuid_of(name, allowed)]
     if unknown:
         source = f"CUDA_VISIBLE_DEVICES={fence}" if fence is not None else f"{len(detected)} GPUs found"
         choices = ", ".join(allowed) or "none"
-        raise EngineError(
-            f"engine.devices={unknown}: not among the devices allowed here ({source}: {choices})."
-        )
+        raise EngineError(f"engine.devices={unknown}: not among the devices allowed here ({source}: {choices}).")
     return names
 
 

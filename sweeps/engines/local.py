@@ -77,9 +77,7 @@ class LocalEngine:
                 )
             except OSError as error:
                 ours.close()
-                raise EngineError(
-                    f"The worker of slot {slot.label} could not be started: {error}."
-                ) from error
+                raise EngineError(f"The worker of slot {slot.label} could not be started: {error}.") from error
             finally:
                 theirs.close()
         ours.setblocking(False)

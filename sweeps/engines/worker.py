@@ -187,11 +187,7 @@ class Reporter:
     def _decide(self, event: Mapping[str, Any]) -> None:
         """Once a decision stands it is repeated until the trainer acts on it; a stop outranks a pause."""
         command = self._link.command(self._job["key"])
-        if (
-            event.get("type") == "alert"
-            and event.get("severity") == "stop"
-            and self._job["on_alert"] != "continue"
-        ):
+        if event.get("type") == "alert" and event.get("severity") == "stop" and self._job["on_alert"] != "continue":
             self._decision = "stop"
         elif command is not None and self._decision != "stop":
             if command["type"] == "stop":

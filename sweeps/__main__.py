@@ -1,0 +1,106 @@
+"""`python -m sweeps`: look at sweeps and steer them.
+
+status [NAME]       how far every run is (also while it runs, and after)
+why KEY             the story of one run: overrides, alerts, evidence, what to try
+stop NAME|KEY       end the sweep (runs write a checkpoint first), or one run for good
+pause NAME|KEY      hold the sweep, or one run, at its next step
+resume NAME|KEY     let it go on
+retry NAME|KEY      put failed runs, or one, in line again
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from reasonrl.errors import ReasonRLError
+from reasonrl.events import EventLog
+from sweeps.control import send
+from sweeps.story import find, live_holder, read_runs, status_lines, sweeps_in, why_lines
+
+WAIT_S = 30.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (2 when it could not be carried out)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m sweeps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("verb", choices=["status", "why", "stop", "pause", "resume", "retry"])
+    parser.add_argument("words", nargs="*", metavar="NAME or KEY")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all results (results)")
+    args = parser.parse_args(arguments)
+    try:
+        return {"status": _status, "why": _why, "retry": _retry}.get(args.verb, _steer)(args)
+    except ReasonRLError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # piped into head
+        return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    folders = sweeps_in(args.results) if not args.words else [find(args.results, args.words)[0]]
+    if not folders:
+        raise ReasonRLError(f"There is no sweep in {args.results}.")
+    for folder in folders:
+        for line in status_lines(folder):
+            print(line)
+            if not args.words:
+                break
+    return 0
+
+
+def _why(args: argparse.Namespace) -> int:
+    folder, key = find(args.results, args.words)
+    if key is None:
+        raise ReasonRLError(f"Name a run: its key is in: python -m sweeps status {folder.name}")
+    for line in why_lines(folder, key):
+        print(line)
+    return 0
+
+
+def _steer(args: argparse.Namespace) -> int:
+    folder, key = find(args.results, args.words)
+    holder = live_holder(folder)
+    if holder is None:
+        raise ReasonRLError(f"No coordinator works on {folder.name}: there is nothing to {args.verb}.")
+    send(folder, args.verb, key)
+    print(f"{args.verb} {key or folder.name}: told {holder.describe()}")
+    if args.verb == "stop" and key is None:
+        return _wait_for_end(folder)
+    return 0
+
+
+def _wait_for_end(folder: Path) -> int:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if live_holder(folder) is None:
+            print("it has ended; the same command continues the sweep")
+            return 0
+        time.sleep(0.2)
+    print(f"it has not ended within {WAIT_S:.0f} s: runs are still writing checkpoints")
+    return 0
+
+
+def _retry(args: argparse.Namespace) -> int:
+    folder, key = find(args.results, args.words)
+    if live_holder(folder) is not None:
+        return _steer(args)
+    runs = read_runs(folder)
+    failed = [run for run in runs.values() if run.status == "failed" and key in (None, run.key)]
+    if not failed:
+        raise ReasonRLError(f"{key or folder.name}: no failed run, nothing to try again.")
+    for run in failed:
+        log = EventLog(folder / "runs" / run.key / "events.jsonl")
+        log.append({"type": "retry", "time": time.time()}, sync=True)
+        log.close()
+    print(f"{len(failed)} run(s) are in line again; start the sweep with the same command")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
