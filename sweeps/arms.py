@@ -24,6 +24,7 @@ class Arm:
     overrides: list[str]
     params: Params = field(default_factory=dict)
     crossed: list[str] = field(default_factory=list)
+    named: str = ""  # its name in the sweep file, before swept keys were appended
     config: dict[str, Any] = field(default_factory=dict)
     effective: dict[str, Any] = field(default_factory=dict)  # canonical form, flat
 
@@ -31,8 +32,8 @@ class Arm:
 def check_arms(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer) -> tuple[list[Mistake], list[str]]:
     """Compose and judge all arms; fills in their configs and returns every mistake and every warning."""
     mistakes = _compose(arms, composer)
-    if sweep["baseline"] and sweep["baseline"] not in [arm.name for arm in arms]:
-        names = ", ".join(arm.name for arm in arms)
+    if sweep["baseline"] and find_baseline(arms, sweep["baseline"]) is None:
+        names = ", ".join(dict.fromkeys(arm.named or arm.name for arm in arms))
         mistakes.append(Mistake("sweep.baseline", sweep["baseline"], f"no such arm; the arms are {names}"))
     sound = [arm for arm in arms if arm.effective]
     if mistakes or not sound:
@@ -43,6 +44,11 @@ def check_arms(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer
         mistakes += [m for arm in sound if arm.name not in known for m in _idle_overrides(arm, composer)]
     mistakes += _confounded(sound, sweep, composer)
     return mistakes, _once(warning for arm in sound for warning in _shadowed(arm, composer))
+
+
+def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
+    """The arm called `name`, or the first of those that a swept key made of it."""
+    return next((arm for arm in arms if name and name in (arm.name, arm.named)), None)
 
 
 def _compose(arms: Sequence[Arm], composer: Composer) -> list[Mistake]:
@@ -137,7 +143,7 @@ def _confounded(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Compose
     """Arms that differ from the baseline in a key no factor covers, or in two factors unannounced."""
     # Crossed keys form a full factorial, which confounds nothing: judge the named arms within one cell of it.
     cell = [arm for arm in arms if arm.crossed == arms[0].crossed]
-    baseline = next((arm for arm in cell if arm.name == sweep["baseline"]), cell[0])
+    baseline = find_baseline(cell, sweep["baseline"]) or cell[0]
     mistakes = []
     factors = list(sweep["factors"])
     parts = {part.strip() for factor in factors for part in factor.split("+")}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.core.override_parser.types import OverrideType
-from omegaconf import Container, DictConfig, OmegaConf, ValueNode
+from omegaconf import Container, DictConfig, IntegerNode, OmegaConf, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 
 from reasonrl.config import Config, canonical, run_key, validate
@@ -63,6 +63,10 @@ class Composer:
         """A composer outside a running Hydra app, for a plan that was read back from its file."""
         return cls(make_loader(conf), command)
 
+    def known(self, raw: DictConfig) -> None:
+        """Take over a composition of exactly the command that Hydra made already."""
+        self._cache[()] = _Composed(raw)
+
     def raw(self, overrides: Sequence[str] = ()) -> DictConfig:
         """The whole config of the command with `overrides` on top, unresolved; raises Hydra's errors."""
         return self._composed(tuple(overrides)).raw
@@ -86,6 +90,13 @@ class Composer:
         leaves = {f"{prefix}{key}": value for key, value in flatten(values)}
         skip = ("hydra.", "defaults")
         return {key: value for key, value in leaves.items() if not key.startswith(skip) and value != {}}
+
+    def is_whole(self, key: str) -> bool:
+        """True when the schema takes only whole numbers for `key`; False also when the command does not compose."""
+        try:
+            return isinstance(self._composed(()).node(key), IntegerNode)
+        except Exception:
+            return False  # what is wrong with the command is reported elsewhere
 
     def is_group_choice(self, text: str) -> bool:
         """True for overrides such as `loss=clip_higher`."""
@@ -183,6 +194,12 @@ class Composer:
         """Everything wrong with `overrides` on top of the command; not empty when composition fails."""
         from sweeps.explain import explain
 
+        try:
+            return list(validate(typed_config(self.apply(overrides))))
+        except ConfigError as error:
+            return list(error.mistakes)
+        except Exception:  # which one Hydra stopped at does not matter: all of them are looked for
+            pass
         return explain(self.loader, ov.layer(self.command, overrides), self.config_name)
 
     def _composed(self, overrides: tuple[str, ...]) -> _Composed:
@@ -214,18 +231,19 @@ class _Composed:
 
     def can_set(self, key: str) -> bool:
         """True when `key` is a plain value that nothing else is computed from."""
-        return self._node(key) is not None and key not in self.referred
+        return self.node(key) is not None and key not in self.referred
 
     def convert(self, key: str, value: Any) -> Any:
         """`value` as the schema stores it; raises ConfigError when it does not fit."""
-        node = self._node(key)
+        node = self.node(key)
         assert node is not None
         try:
             return node.validate_and_convert(value)
         except OmegaConfBaseException as error:
             raise ConfigError([Mistake(key, value, f"does not fit: {first_line(error, value)}")]) from error
 
-    def _node(self, key: str) -> ValueNode | None:
+    def node(self, key: str) -> ValueNode | None:
+        """The typed leaf of a key of the run's config, None for sections, interpolations and unknown keys."""
         if key not in self._nodes:
             node: Any = self.raw
             for part in key.split("."):

@@ -43,7 +43,9 @@ def write_value(value: Any) -> str:
     text = str(value)
     if _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
         return text
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def write(key: str, value: Any) -> str:

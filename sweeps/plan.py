@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
-from sweeps.arms import Arm, check_arms
+from sweeps.arms import Arm, check_arms, find_baseline
 from sweeps.compose import Composer, resolve
 from sweeps.config import SAMPLERS, validate_sweep
 from sweeps.space import cells, from_override, read_space, read_stages, read_zip
@@ -49,10 +49,14 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any
     draft.fixed = [*_hydra_overrides(hydra), *draft.fixed]
     draft.mistakes += validate_sweep(config)
     composer = Composer(loader, draft.fixed, hydra.job.config_name if hydra else "config")
+    if draft.fixed == [*_hydra_overrides(hydra), *(text for text in arguments if ov.key_of(text) != "seed")]:
+        composer.known(cfg)
     sweep, study = config["sweep"], config["study"]
     searched = study["sampler"] in SEARCHES or bool(draft.stages)
     warnings: list[str] = []
     arms: list[Arm] = []
+    draft.space = [_whole(entry, composer) for entry in draft.space]
+    draft.stages = [replace(s, space=tuple(_whole(entry, composer) for entry in s.space)) for s in draft.stages]
     if searched:
         draft.mistakes += _check_search(draft, study, composer)
         draft.mistakes += composer.mistakes([])
@@ -62,16 +66,26 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any
         draft.mistakes += wrong
     if draft.mistakes:
         raise ConfigError(_once(draft.mistakes))
+    baseline = find_baseline(arms, sweep["baseline"]) or (arms[0] if arms else None)
     runs = _runs(arms, draft.seeds, composer)
     name = "single" if single else _name(config, draft)
     return Plan(
         name=name, question=sweep["question"], runs=runs, arms=[arm.name for arm in arms],
-        baseline=sweep["baseline"] or (arms[0].name if arms else ""), seeds=draft.seeds,
+        baseline=baseline.name if baseline else "", seeds=draft.seeds,
         sweep={**sweep, "name": name}, engine=config["engine"], study=study,
         directory=Path(config["results"]) / name,
         space=draft.space, zipped=draft.zipped, stages=draft.stages, warnings=warnings,
         command=draft.fixed, code_version=_code_version(), composer=composer,
     )  # fmt: skip
+
+
+def _whole(entry: SpaceEntry, composer: Composer) -> SpaceEntry:
+    """`interval(4, 16)` of a key that takes whole numbers only means whole numbers."""
+    ends = (entry.low, entry.high, entry.step or 1)
+    if entry.kind == "float" and composer.is_whole(entry.key) and all(end == int(end or 0) for end in ends):
+        low, high, step = (int(end or 0) for end in ends)
+        return replace(entry, kind="int", low=low, high=high, step=step if entry.step else None)
+    return entry
 
 
 def _hydra_overrides(hydra: Any) -> list[str]:
@@ -166,7 +180,7 @@ def _arms(draft: _Draft, study: Mapping[str, Any], composer: Composer) -> list[A
         layered = ov.layer(texts, combination, values)
         parts = [name, ",".join(_short(text, list(draft.axes)) for text in combination), ov.label(params)]
         label = ",".join(part for part in parts if part) or "base"
-        arms.append(Arm(label, layered, dict(params), crossed=list(combination) + values))
+        arms.append(Arm(label, layered, dict(params), crossed=list(combination) + values, named=name))
     return arms
 
 
