@@ -142,7 +142,7 @@ def _command(kind: str) -> list[str]:
     if kind != "bubblewrap":
         return [*script, str(HERE / "isolate.py"), kind, str(os.getpid())]
     folders = ["/usr", "/lib", "/lib64", "/bin", "/sbin", os.path.realpath(sys.base_prefix), "/etc/ld.so.cache"]
-    command = ["bwrap", "--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     for folder in folders:
         if os.path.islink(folder):
             command += ["--symlink", os.readlink(folder), folder]

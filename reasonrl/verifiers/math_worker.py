@@ -1,24 +1,14 @@
-r"""The process that compares two expressions with Math-Verify and SymPy; started by `pool.py`.
-
-It reads one JSON pair [gold, answer] per line and answers one reason per line. Its limits are its own: processor
-seconds per comparison by a timer whose signal ends it, memory by the kernel.
-"""
+r"""The process that compares two expressions with Math-Verify and SymPy; started by `pool.py`."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
-import json
-import os
 import re
-import resource
-import signal
-import sys
 import unicodedata
 from typing import Any
 
-MEMORY_BYTES = 3 * 2**30
+from reasonrl.verifiers.serving import serve
+
 WARM_UP = (("\\frac{1}{2}", "x"), ("(x+1)^2", "x^2+2x+1"), ("\\sqrt{2}\\pi", "[1, 2)"), ("1,2", "(3,4)"))
 _SIGNS = {
     **dict.fromkeys(map(ord, "\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d"), "-"),
@@ -141,43 +131,11 @@ def same_value(left: Any, right: Any) -> bool:
     return scale < 1e300 and abs(values[0] - values[1]) <= 1e-12 * scale
 
 
-def die_with(parent: int) -> None:
-    """End with the parent, even in the middle of a computation."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
-    if parent and os.getppid() != parent:
-        os._exit(0)
-
-
-def main(limit_s: float, parent: int) -> None:
-    """Answer comparisons until standard input closes; a comparison over its limit ends the process."""
-    import logging
-
-    if parent:
-        die_with(parent)
-    reply = os.fdopen(os.dup(1), "w", buffering=1)
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)
-    logging.disable(logging.CRITICAL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for gold, said in WARM_UP:  # imports and fills the parser's caches before the first clock runs
+def warm_up() -> None:
+    """Import and fill the parser's caches before the first clock runs."""
+    for gold, said in WARM_UP:
         compare(gold, said)
-    print("ready", file=reply)
-    for line in sys.stdin:
-        gold, said = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, limit_s)  # nobody handles SIGPROF, so the kernel ends the process
-        try:
-            reason = compare(gold, said)
-        except MemoryError:
-            reason = "timeout"
-        except Exception:  # SymPy raises nearly anything on odd input; none of it says the answer is wrong
-            reason = "undecided"
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(reason, file=reply)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    serve(compare, warm_up)
