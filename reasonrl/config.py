@@ -96,7 +96,7 @@ _CODE = ("tests_key", "memory_mb", "unsafe")
 _TASK_FIELDS = {
     "arithmetic": _ARITHMETIC,
     "records": _RECORDS,
-    "reasoning_gym": ("datasets", "prompt", "system", "chat", "timeout_s", "max_prompt_tokens"),
+    "reasoning_gym": ("datasets", "prompt", "system", "chat", "timeout_s", "heldout_fraction", "max_prompt_tokens"),
     "code": (*_RECORDS, *_CODE),
 }
 _TINY = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reasonrl import advantages, entropy, kl, loss, overlong, rewards
 from reasonrl.errors import Mistake
 from reasonrl.optim import SCHEDULES
-from reasonrl.tasks import TASKS, arithmetic
+from reasonrl.tasks import TASKS, arithmetic, records
 
 if TYPE_CHECKING:
     from reasonrl.config import Config
@@ -195,8 +195,8 @@ def _task_and_model(config: Config) -> Iterator[Mistake]:
             f"knows only the characters of task=arithmetic, not task={config.task.kind}",
             "Use model=hf model.path=DIR.",
         )
-    if config.task.kind in ("records", "code") and not config.task.path:
-        yield Mistake("task.path", config.task.path, "is not set", "Give a file, e.g. task.path=problems.jsonl.")
+    if config.task.kind in ("records", "code"):
+        yield from records.mistakes(config.task)
     if config.model.kind == "hf" and not config.model.path:
         cure = "Give a model folder or hub name, e.g. model.path=./m."
         yield Mistake("model.path", config.model.path, "is not set", cure)

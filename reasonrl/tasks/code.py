@@ -7,6 +7,7 @@ A row has a question and tests in one of the usual forms: assert statements (MBP
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -44,24 +45,29 @@ def parse_tests(value: Any, entry: str | None) -> tuple[str, list[Any], str | No
         try:
             value = json.loads(value)
         except ValueError:
-            return "are no JSON"
+            return "not JSON"
     if isinstance(value, str) and value.strip():
-        return "asserts", [value], entry
+        value = [value]
     if isinstance(value, dict) and isinstance(value.get("inputs"), list) and isinstance(value.get("outputs"), list):
         if len(value["inputs"]) != len(value["outputs"]):
-            return f"have {len(value['inputs'])} inputs and {len(value['outputs'])} outputs"
+            return f"{len(value['inputs'])} inputs but {len(value['outputs'])} outputs"
         entry = value.get("fn_name") or entry
         names = ("args", "expected") if entry else ("input", "output")
         value = [dict(zip(names, pair, strict=True)) for pair in zip(value["inputs"], value["outputs"], strict=True)]
     if not isinstance(value, list) or not value:
-        return "are none"
+        return "none"
     if all(isinstance(item, str) for item in value):
+        for place, item in enumerate(value):
+            try:
+                ast.parse(item)
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                return f"test {place + 1} is not Python"
         return "asserts", value, entry
     if all(isinstance(item, dict) and {"input", "output"} <= item.keys() for item in value):
         return "stdio", value, None
     if all(isinstance(item, dict) and "expected" in item and isinstance(item.get("args", []), list) for item in value):
-        return ("calls", value, entry) if entry else f"name no function to call (give it as {ENTRY_KEYS[0]!r})"
-    return "have no form that is known here"
+        return ("calls", value, entry) if entry else f"no function to call (name it under {ENTRY_KEYS[0]!r})"
+    return "their form is not known here"
 
 
 class CodeTask(RecordsTask):
@@ -83,7 +89,7 @@ class CodeTask(RecordsTask):
         entry = next((values[key] for key in ENTRY_KEYS if isinstance(values.get(key), str)), None)
         parsed = parse_tests(lookup(values, self.config.tests_key), entry)
         if isinstance(parsed, str):
-            return f"has tests under {self.config.tests_key!r} that {parsed}"
+            return f"has no usable tests under {self.config.tests_key!r}: {parsed}"
         mode, tests, entry = parsed
         if mode == "asserts":
             setup = [values[key] for key in SETUP_KEYS if values.get(key)]

@@ -44,7 +44,15 @@ def read_rows(path: str, split: str | None, key: str = "task.path") -> Iterator[
     match = _HUB_NAME.fullmatch(path)
     if match and not root.suffix and not root.parent.exists():
         return _read_hub(match["name"], match["config"], split or "train", key)
-    raise DataError(f"{key}={path}: there is no such file or folder.{_neighbours(root)}")
+    raise DataError(f"{key}={path}: {missing(path)}")
+
+
+def missing(path: str) -> str | None:
+    """Return why nothing can be read from `path` at all, or None; does not open anything."""
+    root = Path(path).expanduser()
+    if root.exists() or (_HUB_NAME.fullmatch(path) and not root.suffix and not root.parent.exists()):
+        return None
+    return f"there is no such file or folder.{_neighbours(root)}"
 
 
 def _neighbours(path: Path) -> str:

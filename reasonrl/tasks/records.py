@@ -18,7 +18,7 @@ from reasonrl.errors import ConfigError, DataError, Mistake
 from reasonrl.rewards import think_format
 from reasonrl.tasks import TaskConfig
 from reasonrl.tasks.filters import compile_filter
-from reasonrl.tasks.loading import Row, read_rows
+from reasonrl.tasks.loading import Row, missing, read_rows
 from reasonrl.types import Problem, Verdict
 from reasonrl.verifiers import VERIFIERS, Options, Verifier
 
@@ -36,7 +36,16 @@ def mistakes(config: TaskConfig) -> list[Mistake]:
     """Return what is wrong with the settings alone, before any file is opened."""
     found = []
     if not config.path:
-        found.append(Mistake("task.path", config.path, "a data file or folder is needed", "For example task.path=data.jsonl."))
+        found.append(Mistake("task.path", config.path, "is not set", "Give a file or folder: task.path=data.jsonl."))
+    for name in ("path", "heldout_path"):
+        value = getattr(config, name)
+        if value and (reason := missing(value)):
+            found.append(Mistake(f"task.{name}", value, reason.removesuffix(".")))
+    if config.filter:
+        try:
+            compile_filter(config.filter)
+        except ConfigError as error:
+            found += error.mistakes
     if config.verifier not in VERIFIERS:
         found.append(Mistake("task.verifier", config.verifier, f"choose one of {', '.join(VERIFIERS)}"))
     if config.percent and config.verifier != "numeric":
