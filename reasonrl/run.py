@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import platform
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class Run:
     stop_reason: Any = None
     metrics: dict[str, float] = field(default_factory=dict)
     saved: int | None = None
+    warned: set[str] = field(default_factory=set)
 
     # -- the record ------------------------------------------------------------------------------------------
 
@@ -88,6 +90,13 @@ class Run:
     def warn(self, message: str) -> None:
         """Record a warning."""
         self.emit("warning", message=message)
+
+    def warn_once(self, message: str | None) -> None:
+        """Record a warning unless it has been said with these or other numbers; None says nothing."""
+        kind = re.sub(r"\d+", "#", message or "")
+        if message is not None and kind not in self.warned:
+            self.warned.add(kind)
+            self.warn(message)
 
     def record_step(self, metrics: dict[str, float]) -> None:
         """End rollout step `step + 1`: held-out score when due, the row, alerts, checkpoint when due."""

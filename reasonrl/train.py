@@ -21,7 +21,7 @@ from reasonrl.logprobs import completion_logprobs
 from reasonrl.optim import learning_rate
 from reasonrl.overlong import keep_rows
 from reasonrl.rewards import repetition_share, reward_parts
-from reasonrl.rollout.batch import join, sample_groups
+from reasonrl.rollout.batch import join, odd_lengths, sample_groups
 from reasonrl.run import Run, open_run
 from reasonrl.types import Problem, Rollouts, Summary
 from reasonrl.update import TrainBatch, UpdateSettings, loss_mask, update
@@ -64,6 +64,7 @@ def train_step(run: Run, step: int) -> None:
     run.starved = 0 if collected.groups else run.starved + 1
     if collected.groups:
         rollouts = join(collected.groups, run.policy.pad_id)
+        run.warn_once(odd_lengths(rollouts))
         ref_BT = reference_logprobs(run, rollouts)
         batch, reward_metrics = score(run, rollouts, ref_BT, step)
         entropy = entropy_stats(rollouts.completions.entropy_BT[rollouts.completions.mask_BT.bool()])

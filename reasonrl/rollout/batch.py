@@ -65,6 +65,31 @@ def sample_groups(
     return groups
 
 
+def odd_lengths(rollouts: Rollouts) -> str | None:
+    """Return what is suspicious about the completions' lengths, or None.
+
+    All empty, none ended, or equal lengths of different texts: the last is what a mask made from a pad token that
+    equals EOS looks like.
+    """
+    lengths, texts = rollouts.completions.lengths_B.tolist(), set(rollouts.texts)
+    if not any(text.strip() for text in texts):
+        return (
+            f"All {len(lengths)} completions are empty: the policy ends at once. Look at the prompts in the samples, "
+            "the chat template (task.chat) and the end-of-sequence token."
+        )
+    if len(set(lengths)) > 1 or len(texts) < 2:
+        return None
+    if rollouts.completions.finish.count("length") == len(lengths):
+        return (
+            f"All {len(lengths)} completions were cut at the limit of {lengths[0]} tokens. Raise "
+            "sampling.max_new_tokens; if it stays so, the policy does not know its end-of-sequence token."
+        )
+    return (
+        f"All {len(lengths)} completions have {lengths[0]} tokens although their texts differ. Unless answers of one "
+        "length are wanted, look at the end-of-sequence token."
+    )
+
+
 def select(completions: Completions, rows: slice) -> Completions:
     """Return the completions of some rows, cut at their own longest one."""
     mask = completions.mask_BT[rows]
