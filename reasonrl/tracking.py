@@ -247,21 +247,29 @@ def make_tracker(config: Config, run_dir: Path) -> Tracker:
     return WandbTracker(config.tracking, run_dir)
 
 
-def sweep_summary(
-    config: TrackingConfig, sweep: str, rows: Iterable[Mapping[str, Any]], folder: Path, about: Mapping[str, Any]
-) -> None:
+def sweep_summary(plan: Any, rows: Iterable[Mapping[str, Any]], tracking: Mapping[str, Any] | None = None) -> None:
     """Record a run of job type "summary" in the sweep's group, with one Table row per trial.
 
-    `rows` are the trials (key, arm, seed, status, reason, metrics...; columns are the union of their keys), `about`
-    becomes the run's config (question, arms, baseline), `folder` is where W&B keeps its files. Waits at most
-    SUMMARY_S seconds; a failure is said, never raised.
+    `plan` is the sweep's plan (its name, question, arms, baseline, seeds and directory are used), `rows` are the trials
+    (columns are the union of their keys), `tracking` the section of their configs (null = that of the plan's first
+    run). Waits at most SUMMARY_S seconds; a failure is said, never raised.
     """
+    section = tracking or next((run.config.get("tracking") for run in plan.runs), None) or {}
+    config = TrackingConfig(**{name: section[name] for name in TrackingConfig.__dataclass_fields__ if name in section})
     mode, _ = resolve_mode(config)
     if config.kind != "wandb" or mode == "disabled":
         return
-    order = {"op": "summary", "run_dir": str(Path(folder).resolve()), "tracking": _effective(config), "sweep": sweep}
-    helper = _helper()
-    helper.order({**order, "rows": [dict(row) for row in rows], "about": dict(about)})
+    about = {name: getattr(plan, name, None) for name in ("name", "question", "arms", "baseline", "seeds", "command")}
+    _helper().order(
+        {
+            "op": "summary",
+            "run_dir": str(Path(plan.directory).resolve()),
+            "tracking": {**asdict(config), "mode": mode},
+            "sweep": plan.name,
+            "rows": [dict(row) for row in rows],
+            "about": about,
+        }
+    )
     flush(SUMMARY_S)
 
 

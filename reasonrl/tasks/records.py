@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from reasonrl.errors import ConfigError, DataError, Mistake
@@ -153,7 +154,7 @@ class RecordReader:
             if row.values is not None:
                 loaded.keys |= dict.fromkeys(row.values)
                 seen |= {name for name in needed.values() if name not in seen and lookup(row.values, name) is not _MISSING}
-            result = self._problem(row)
+            result = self._problem(row, split)
             if isinstance(result, Problem):
                 loaded.problems.append(result)
             elif result is None:
@@ -171,13 +172,16 @@ class RecordReader:
         if not loaded.num_rows:
             return f"{key}={path}: the file holds no rows."
         if loaded.num_filtered and not loaded.left_out:
-            return f"task.filter={self.config.filter}: keeps none of the {loaded.num_rows} rows of {path}."
+            dropped = f"task.filter={self.config.filter}" if self.config.filter else key.replace("path", "split")
+            return f"{dropped}: keeps none of the {loaded.num_rows} rows of {path}."
         return f"{key}={path}: no row can be used. {loaded.note(path)}"
 
-    def _problem(self, row: Row) -> Problem | str | None:
-        """Return the problem, a reason why the row cannot be used, or None when the filter drops it."""
+    def _problem(self, row: Row, split: str | None) -> Problem | str | None:
+        """Return the problem, a reason why the row cannot be used, or None when filter or split drop it."""
         if row.values is None:
             return row.fault
+        if split is not None and isinstance(row.values.get("split"), str) and row.values["split"] != split:
+            return None
         if self.keep is not None:
             try:
                 if not self.keep(row.values):
@@ -268,15 +272,18 @@ class RecordsTask:
         files = [("task.path", path, config.split)]
         if config.heldout_path or config.heldout_split:
             files.append(("task.heldout_path", config.heldout_path or path, config.heldout_split))
-        loaded, errors = [], []
+        loaded: list[Loaded] = []
+        errors: list[DataError | ConfigError] = []
         for key, file, split in files:
+            if loaded and not config.heldout_path and Path(path).is_file() and "split" not in loaded[0].keys:
+                break  # one file without a column of splits: a fraction is held out
             try:
                 loaded.append(reader.read(file, split, key))
             except (DataError, ConfigError) as error:
                 errors.append(error)
         if errors:
             raise _joined(errors)
-        self.notes += [note for (_, file, _), part in zip(files, loaded, strict=True) if (note := part.note(file))]
+        self.notes += [note for (_, file, _), part in zip(files, loaded, strict=False) if (note := part.note(file))]
         if len(loaded) == 1:
             train, held = split_heldout(loaded[0].problems, config.heldout_fraction)
         else:
