@@ -104,6 +104,6 @@ def _track(sweep: Coordinator, runs: list[RunState]) -> None:
     try:
         from reasonrl.tracking import sweep_summary
 
-        sweep_summary(sweep.plan, table_rows(runs))
+        sweep_summary(sweep.plan, table_rows(runs), runs[0].spec.config["tracking"])
     except Exception as error:  # a tracker that is away must not cost the sweep
         sweep.progress.line(f"  the W&B summary run could not be written ({type(error).__name__}: {error})")
