@@ -4,6 +4,7 @@ alert; every line is one named call. What a run needs to continue is in `run.py`
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -227,7 +228,8 @@ def _reward_metrics(
     total_PG = (parts_PGJ * weights_J).sum(-1)
     usable = advantages_PG[valid_PG]
     within = [row[~row.isnan()].std() for row in total_PG if int((~row.isnan()).sum()) > 1]
-    metrics = {f"reward/{name}": float(parts_PGJ[..., j].nanmean()) for j, name in enumerate(names)}
+    means = {f"reward/{name}": float(parts_PGJ[..., j].nanmean()) for j, name in enumerate(names)}
+    metrics = {name: value for name, value in means.items() if math.isfinite(value)}
     metrics["data/invalid"] = float((~valid_PG).sum())
     if usable.numel() > 1:
         metrics["reward/total"] = float(total_PG.nanmean())

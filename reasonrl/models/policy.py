@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +158,7 @@ def load_hf(config: ModelConfig, path: str) -> Policy:
     if config.lora.r > 0:
         model = _with_adapter(model, config)
     if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
+        model.activation_checkpointing_enable()
         model.enable_input_require_grads()
     model.eval()  # dropout off: the ratio of the first minibatch must be 1
     policy = wrap(model, tokenizer, device, path)
@@ -272,4 +273,6 @@ def _with_adapter(model: Any, config: ModelConfig) -> Any:
         use_dora=lora.dora,
         task_type="CAUSAL_LM",
     )
-    return peft.get_peft_model(model, settings)
+    with warnings.catch_warnings():  # peft still asks transformers by names that are about to go
+        warnings.simplefilter("ignore", FutureWarning)
+        return peft.get_peft_model(model, settings)
