@@ -60,6 +60,14 @@ class Configuration:
         values = [value for run in self.runs if (value := run.value_at(step)) is not None]
         return fmean(values) if values else None
 
+    def recall(self) -> None:
+        """Take over decisions of earlier commands, which stand in the event logs of its runs."""
+        for run in self.runs:
+            if isinstance(run.decision, Mapping) and run.decision.get("code") == "PRUNED":
+                self.pruned = dict(run.decision)
+            if run.abandons is not None:
+                self.abandoned = dict(run.abandons)
+
     def stopped(self) -> list[RunState]:
         """The runs an alert, or a person, stopped."""
         return [run for run in self.runs if run.status == "stopped"]
@@ -85,4 +93,6 @@ def group(runs: Iterable[RunState], searched: bool) -> list[Configuration]:
         if name not in found:
             found[name] = Configuration(spec.stage, spec.arm, dict(spec.params), [], searched)
         found[name].runs.append(run)
+    for configuration in found.values():
+        configuration.recall()
     return list(found.values())

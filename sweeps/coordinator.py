@@ -86,7 +86,7 @@ class Coordinator:
         if self.plan.stages:
             from sweeps.stages import Stages
 
-            return Stages(self.plan, self.book, self.study, self.ledger, self.warn)
+            return Stages(self.plan, self.book, self.study, self.ledger, self.budget, self.progress.line)
         if self.plan.searched:
             search = Search(
                 self.plan, self.book, self.study, self.ledger,
@@ -240,6 +240,9 @@ class Coordinator:
         kind = event.get("type")
         if kind in PROGRESS:
             seat.last_progress = time.monotonic()
+        if kind == "end":
+            seat.ending = event
+            return
         step_before = run.step
         run.apply(event)
         if kind == "step":

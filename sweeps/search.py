@@ -110,7 +110,10 @@ class Search:
         for configuration in group(runs, searched=True):
             configuration.runs.sort(key=lambda run: self._plan.seeds.index(run.spec.seed))
             have = {run.spec.seed for run in configuration.runs}
-            configuration.pending_seeds = [seed for seed in self._plan.seeds if seed not in have]
+            if not self._abandon and configuration.pruned is None:
+                configuration.abandoned = None
+            if configuration.abandoned is None and configuration.pruned is None:
+                configuration.pending_seeds = [seed for seed in self._plan.seeds if seed not in have]
             self._take(configuration)
         self._asked = len(self.configurations)
 
@@ -145,7 +148,9 @@ class Search:
             if why is not None:
                 configuration.abandoned = {**why, "seeds": list(configuration.pending_seeds)}
                 configuration.pending_seeds = []
-                self._ledger.note("abandon", configuration.runs[0].spec, **configuration.abandoned)
+                last = next(run for run in configuration.runs if not run.open)
+                self._book.record(last, {"type": "decision", "action": "abandon", "reason": configuration.abandoned})
+                self._ledger.note("abandon", last.spec, **configuration.abandoned)
         if configuration.done:
             self._open.pop(id(configuration), None)
 
@@ -165,7 +170,7 @@ class Search:
                     return
 
     def _ask(self, queue: Queue) -> None:
-        answer = self._study.ask(self._space, self._fixed, self._sampler)
+        answer = self._study.ask(self._stage, self._space, self._fixed, self._sampler)
         if answer is None:
             return
         number, suggested = answer

@@ -16,7 +16,10 @@ _GROWTH_MB = 1024.0
 
 @dataclass(eq=False)
 class Seat:
-    """One slot, its present run, and the memory its worker held after its first run (MB)."""
+    """One slot, its present run, and the memory its worker held after its first run (MB).
+
+    `ending` is the end event of the run, which counts once the worker is done with the run.
+    """
 
     slot: Slot
     run: RunState | None = None
@@ -24,6 +27,7 @@ class Seat:
     ready: bool = False
     lost: bool = False
     bad_starts: int = 0
+    ending: Mapping[str, Any] | None = None
     last_progress: float = 0.0
     since: float = 0.0
     first_rss_mb: float | None = None
@@ -39,8 +43,11 @@ class Seat:
         self.since = self.last_progress = time.monotonic()
 
     def leave(self) -> RunState | None:
-        """Free the seat; returns who sat there."""
+        """Free the seat; returns who sat there, with its end folded in if it came to one."""
         run, self.run = self.run, None
+        if run is not None and self.ending is not None:
+            run.apply(self.ending)
+        self.ending = None
         return run
 
     def hung(self, timeout_s: float) -> bool:

@@ -25,7 +25,7 @@ class RunState:
     """The state of one run: how far it is, what it measured, what was raised, how it ended.
 
     `values` are (step, value) of the study's metric, `failures` (class, step reached) since the last retry by
-    hand, `seconds_per_step` a running mean of the wall time between rows.
+    hand, `abandons` why the seeds after this one were given up, `seconds_per_step` a running mean of the wall time between rows.
     """
 
     spec: RunSpec
@@ -41,6 +41,7 @@ class RunState:
     decision: Any = None
     failures: list[tuple[str, int]] = field(default_factory=list)
     micro_batch: int | None = None
+    abandons: Any = None
     seconds_per_step: float | None = None
     seconds: float = 0.0
     slot: int | None = None
@@ -135,6 +136,8 @@ class RunState:
             self.decision = event.get("reason")
         elif event.get("action") == "halve_micro_batch":
             self.micro_batch = int(event["value"])
+        elif event.get("action") == "abandon":
+            self.abandons = event.get("reason")
 
     def on_retry(self, event: Event) -> None:
         self.status, self.reason, self.error_class = "partial", None, None

@@ -21,19 +21,16 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import (
-    BaseDistribution,
-    CategoricalDistribution,
-    FloatDistribution,
-    IntDistribution,
-)
+from optuna.distributions import BaseDistribution, CategoricalDistribution, check_distribution_compatibility
 from optuna.exceptions import OptunaError
 from optuna.trial import Trial, TrialState
 from sqlalchemy import event as sql_event
 from sqlalchemy.exc import SQLAlchemyError
 
 from sweeps.configuration import Configuration
-from sweeps.pruner import AlertPruner, AnyPruner, metric_pruner, stop_attributes
+from sweeps.pruner import AlertPruner, AnyPruner, metric_pruner
+from sweeps.samplers import distribution, make_sampler, parameter_name, suggest
+from sweeps.trials import describe, outcome_attributes
 from sweeps.types import Plan, SpaceEntry
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -73,7 +70,7 @@ class Study:
             self.available = True
         except ValueError as error:
             # Optuna refuses a parameter whose range changed: the study is derived, so it is made anew.
-            self._set_aside(f"the search space changed ({error})", configurations)
+            self._set_aside(f"the arms or the search space changed ({error})", configurations)
         except sqlite3.DatabaseError as error:
             self._set_aside(str(error), configurations)
         except SQLAlchemyError as error:
@@ -136,7 +133,9 @@ class Study:
         """Tie trials to configurations by name; close orphans; add what is missing."""
         study = self._need()
         known: dict[str, list[optuna.trial.FrozenTrial]] = {}
-        for trial in study.get_trials(deepcopy=False):
+        everything = study.get_trials(deepcopy=False)
+        self._check_ranges(everything)
+        for trial in everything:
             known.setdefault(trial.user_attrs.get("configuration", ""), []).append(trial)
         for configuration in configurations:
             trials = known.get(configuration.name, [])
@@ -223,7 +222,7 @@ class Study:
                 self._begin(configuration, {})
 
     def ask(
-        self, space: Sequence[SpaceEntry], fixed: Mapping[str, Any], sampler: str
+        self, stage: str, space: Sequence[SpaceEntry], fixed: Mapping[str, Any], sampler: str
     ) -> tuple[int, dict[str, Any]] | None:
         """(trial number, suggested values) for the active entries of `space`; None while the database is away.
 
@@ -239,7 +238,7 @@ class Study:
             params: dict[str, Any] = {}
             for entry in space:
                 if entry.active({**fixed, **params}):
-                    params[entry.key] = _suggest(trial, entry)
+                    params[entry.key] = suggest(trial, parameter_name(stage, entry.key), entry)
             return trial.number, params
         return None
 
@@ -248,7 +247,7 @@ class Study:
         configuration.trial = number
         with self._bridged():
             trial = Trial(self._need(), self._trial_id(number))
-            for name, value in self._description(configuration, {}).items():
+            for name, value in describe(configuration, {}).items():
                 trial.set_user_attr(name, value)
 
     def reject(self, number: int, why: str) -> None:
@@ -286,7 +285,9 @@ class Study:
             with self._bridged():
                 if configuration.trial is None:
                     self._begin(configuration, {})
-                self._tell(configuration)
+                    self._catch_up(configuration)
+                else:
+                    self._tell(configuration)
 
     def _should_prune(self, configuration: Configuration) -> bool:
         return Trial(self._need(), self._trial_id(configuration.trial or 0)).should_prune()
@@ -294,30 +295,34 @@ class Study:
     def _begin(self, configuration: Configuration, extra: Mapping[str, Any]) -> None:
         study = self._need()
         values, distributions = self._fixed(configuration)
-        study.enqueue_trial(values, user_attrs=self._description(configuration, extra))
+        study.enqueue_trial(values, user_attrs=describe(configuration, extra))
         trial = study.ask(fixed_distributions=distributions)
         configuration.trial, configuration.told = trial.number, False
 
     def _fixed(self, configuration: Configuration) -> tuple[dict[str, Any], dict[str, BaseDistribution]]:
-        """Known values and their distributions: the searched keys, or the arm's name."""
-        spaces = {entry.key: entry for entry in self._plan.space}
-        for stage in self._plan.stages:
-            if stage.name == configuration.stage:
-                spaces.update({entry.key: entry for entry in stage.space})
-        params = {key: value for key, value in configuration.params.items() if key in spaces}
-        if configuration.searched and params:
-            return params, {key: distribution(spaces[key]) for key in params}
-        arms = list(dict.fromkeys([*self._plan.arms, configuration.arm]))
-        return {"arm": configuration.arm}, {"arm": CategoricalDistribution(arms)}
+        """Known values and their distributions: the searched keys, else the arm's name, else nothing."""
+        stage = next((stage for stage in self._plan.stages if stage.name == configuration.stage), None)
+        space = {entry.key: entry for entry in (stage.space if stage else self._plan.space)}
+        params = {key: value for key, value in configuration.params.items() if key in space}
+        if params:
+            names = {key: parameter_name(configuration.stage, key) for key in params}
+            values = {names[key]: value for key, value in params.items()}
+            return values, {names[key]: distribution(space[key]) for key in params}
+        if configuration.arm in self._plan.arms:
+            return {"arm": configuration.arm}, {"arm": CategoricalDistribution(list(self._plan.arms))}
+        return {}, {}
 
-    def _description(self, configuration: Configuration, extra: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "configuration": configuration.name,
-            "arm": configuration.arm,
-            "stage": configuration.stage,
-            "runs": {str(run.spec.seed): run.key for run in configuration.runs},
-            **extra,
-        }
+    def _check_ranges(self, trials: Sequence[optuna.trial.FrozenTrial]) -> None:
+        """ValueError when a parameter on record has another range than the plan gives it today."""
+        today: dict[str, BaseDistribution] = {}
+        if self._plan.arms:
+            today["arm"] = CategoricalDistribution(list(self._plan.arms))
+        for stage, space in [("", self._plan.space), *((stage.name, stage.space) for stage in self._plan.stages)]:
+            today.update({parameter_name(stage, entry.key): distribution(entry) for entry in space})
+        for trial in trials:
+            for name, old in trial.distributions.items():
+                if name in today:
+                    check_distribution_compatibility(old, today[name])
 
     def _report_step(self, configuration: Configuration, step: int) -> None:
         mean = configuration.mean_at(step)
@@ -353,69 +358,6 @@ class Study:
             except ValueError:
                 return None
         return None
-
-
-def outcome_attributes(configuration: Configuration) -> dict[str, Any]:
-    """The user attributes that say how a configuration ended and why."""
-    attributes: dict[str, Any] = {
-        "seeds": sorted(run.spec.seed for run in configuration.counted()),
-        "values": {str(seed): value for seed, value in configuration.values().items()},
-    }
-    stops = [
-        {"seed": run.spec.seed, "key": run.key, **stop_attributes(run.stop_reason() or {}), "at_step": run.step}
-        for run in configuration.stopped()
-    ]
-    if configuration.pruned is not None:
-        attributes["pruned"] = configuration.pruned
-    elif stops:
-        attributes["stops"] = stops
-        attributes.update({name: value for name, value in stops[0].items() if name not in ("seed", "key", "at_step")})
-    if configuration.abandoned is not None:
-        attributes["abandoned"] = configuration.abandoned
-    failures = [
-        {"seed": run.spec.seed, "key": run.key, "error_class": run.error_class, "reason": str(run.reason)[:500]}
-        for run in configuration.failed()
-    ]
-    if failures:
-        attributes["failures"] = failures
-    return attributes
-
-
-def distribution(entry: SpaceEntry) -> BaseDistribution:
-    """Optuna's distribution for a space entry."""
-    if entry.kind == "choice":
-        return CategoricalDistribution(list(entry.choices))
-    if entry.low is None or entry.high is None:
-        raise ValueError(f"{entry.key}: an interval needs low and high")
-    if entry.kind == "int":
-        return IntDistribution(int(entry.low), int(entry.high), log=entry.log, step=int(entry.step or 1))
-    return FloatDistribution(entry.low, entry.high, log=entry.log, step=entry.step)
-
-
-def make_sampler(kind: str, seed: int, settings: Mapping[str, Any]) -> optuna.samplers.BaseSampler:
-    """Optuna's sampler of that name; every source of randomness is seeded."""
-    startup = int(settings.get("startup_trials", 10))
-    if kind == "tpe":
-        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup, constant_liar=True)
-    if kind == "cmaes":
-        fallback = optuna.samplers.RandomSampler(seed=seed)
-        return optuna.samplers.CmaEsSampler(
-            seed=seed, n_startup_trials=startup, independent_sampler=fallback, warn_independent_sampling=False
-        )
-    if kind == "gp":
-        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup, warn_independent_sampling=False)
-    return optuna.samplers.RandomSampler(seed=seed)
-
-
-def _suggest(trial: Trial, entry: SpaceEntry) -> Any:
-    if entry.kind == "choice":
-        return trial.suggest_categorical(entry.key, list(entry.choices))
-    if entry.low is None or entry.high is None:
-        raise ValueError(f"{entry.key}: an interval needs low and high")
-    if entry.kind == "int":
-        step = int(entry.step or 1)
-        return trial.suggest_int(entry.key, int(entry.low), int(entry.high), log=entry.log, step=step)
-    return trial.suggest_float(entry.key, entry.low, entry.high, log=entry.log, step=entry.step)
 
 
 def _set_pragmas(connection: Any, _: Any) -> None:

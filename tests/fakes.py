@@ -179,7 +179,7 @@ def _evaluate(run: _Run, step: int, chain: str) -> None:
         # Best at lr 1e-4, like a search expects; the seed moves it a little.
         lr = float((run.config.get("optim") or {}).get("lr", 1e-4))
         final = 0.8 - 0.1 * abs(math.log10(lr) + 4)
-    accuracy = float(final) * _sickness(run.fake, step) * (step + 1) / (steps + 1) + 0.002 * _noise(chain)
+    accuracy = float(final) * _sickness(run.fake, step) * (step + 1) / (steps + 1) * (1 + 0.01 * _noise(chain))
     run.emit("eval", step=step, metrics={"eval/accuracy": accuracy}, problems=[1, 0], samples=1)
 
 
