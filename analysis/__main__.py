@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,16 @@ def report(arguments: Sequence[str]) -> int:
     return 0
 
 
+def diagnose(arguments: Sequence[str]) -> int:
+    """The command `diagnose`: the alert rules on a finished run or on another trainer's log."""
+    from analysis import diagnose as module
+
+    parser = argparse.ArgumentParser(prog="python -m analysis")
+    module.add_parser(parser.add_subparsers())
+    args = parser.parse_args(["diagnose", *arguments])
+    return int(args.main(args))
+
+
 def _in(module: str) -> Command:
     return lambda arguments: int(importlib.import_module(module).main(arguments))
 
@@ -38,7 +49,7 @@ def _in(module: str) -> Command:
 COMMANDS: dict[str, tuple[Command, str]] = {
     "export": (_in("analysis.export"), "figures with their numbers, tables and a manifest of a sweep"),
     "report": (report, "one self-contained page (or Markdown) on a sweep"),
-    "diagnose": (_in("analysis.diagnose"), "the alerts on a finished run or on another trainer's log"),
+    "diagnose": (diagnose, "the alerts on a finished run or on another trainer's log"),
     "pull": (_in("analysis.wandb_source"), "runs of Weights & Biases, or its offline folders, as a results folder"),
 }
 
@@ -66,6 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ReasonRLError as error:
         print(error, file=sys.stderr)
         return 2
+    except BrokenPipeError:  # piped into `head`: what it wanted it has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return 130
 

@@ -152,6 +152,8 @@ def _read_plan(path: Path, notes: list[str]) -> dict[str, Any]:
     if not isinstance(plan, dict):
         notes.append("plan.json holds no plan: arms and runs are taken from the event logs alone.")
         return {}
+    said = plan.get("notes")  # by `analysis pull`
+    notes += [str(note) for note in said] if isinstance(said, list) else []
     return plan
 
 

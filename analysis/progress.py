@@ -112,7 +112,7 @@ def steps_ratio(a: Sequence[Reached], b: Sequence[Reached], level: float = 0.95)
     if not a:
         return StepsRatio(math.nan, None, 0, 0, 0)
     if any(not run.reached or run.at <= 0 for run in (*a, *b)):
-        horizon = min(max(run.at for run in a), max(run.at for run in b))
+        horizon = min(_known_until(a), _known_until(b), max(run.at for run in (*a, *b)))
         censored = [sum(not run.reached or run.at > horizon for run in runs) for runs in (a, b)]
         below = restricted_mean(b, horizon)
         ratio = restricted_mean(a, horizon) / below if below > 0 else math.nan
@@ -123,6 +123,12 @@ def steps_ratio(a: Sequence[Reached], b: Sequence[Reached], level: float = 0.95)
         half = float(stdtrit(len(logs) - 1, 0.5 + level / 2) * logs.std(ddof=1) / math.sqrt(len(logs)))
         interval = Interval(math.exp(mean - half), math.exp(mean + half), level, "t on log ratios")
     return StepsRatio(math.exp(mean), interval, len(logs), 0, 0)
+
+
+def _known_until(runs: Sequence[Reached]) -> float:
+    """How far an arm's curve is known: for good once every run got there, else as long as one was watched."""
+    _, share = kaplan_meier(runs)
+    return math.inf if len(share) and share[-1] == 0 else max(run.at for run in runs)
 
 
 def _points(steps: ArrayLike, values: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
