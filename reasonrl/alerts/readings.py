@@ -51,8 +51,9 @@ def _reward_fall(h: History) -> Fall | None:
     if height <= 0 or lost < 0.1 * height:
         return None
     now = reward.level()
-    error = math.sqrt(best.error + now.error)
-    return Fall(lost / height, lost / error if error > 0 else math.inf, 4 + luck(reward), best, now)
+    # Ten rows can agree by luck (all zero, say), so the larger of the two spreads stands for both.
+    error = max(best.std, now.std) * math.sqrt(1 / best.rows + 1 / now.rows)
+    return Fall(lost / height, lost / error if error > 0 else math.inf, 3 + luck(reward), best, now)
 
 
 def fell(h: History, share: float) -> bool:

@@ -269,10 +269,15 @@ class Scores:
             return assumed
         return max((self.jump_sum - self.jump_max) / (self.count - 2) / 1.128, assumed / 3)
 
-    def fallen(self, drop: float, deviations: float = 3.0) -> bool:
-        """True when the last evaluation is `drop` (relative) and three noise deviations under the best."""
+    def fallen(self, drop: float) -> bool:
+        """True when the last evaluation is `drop` (relative) under the best, and noise does not explain it.
+
+        The best of n evaluations lies sqrt(2 ln n) deviations up by luck alone.
+        """
         lost = self.best - self.last
-        return self.count > 1 and lost > drop * abs(self.best) and lost > deviations * self.noise()
+        if self.count < 2 or lost <= drop * abs(self.best):
+            return False
+        return lost > (2.5 + math.sqrt(2 * math.log(self.count))) * self.noise()
 
     def state(self) -> list[Any]:
         """Return everything as JSON-able data."""
