@@ -227,7 +227,9 @@ def resolve_mode(config: TrackingConfig) -> tuple[str, str | None]:
     asked = os.environ.get("WANDB_MODE", "").lower()
     mode = asked if config.mode == "online" and asked in ("offline", "disabled") else config.mode
     if config.kind == "wandb" and mode == "online" and not logged_in():
-        note = "W&B: not logged in, so runs are recorded offline (wandb login; then wandb sync RUN_DIR/wandb/offline-*)."
+        note = (
+            "W&B: not logged in, so runs are recorded offline (wandb login; then wandb sync RUN_DIR/wandb/offline-*)."
+        )
         return "offline", note
     return mode, None
 

@@ -236,7 +236,9 @@ def repeat(run: Any, event: Mapping[str, Any]) -> None:
         run.log({"step": event["step"], **numbers(event.get("metrics", {}))})
     elif kind == "alert":
         if event.get("severity") != "note":
-            run.alert(title=f"{event['code']} {event['title']}", text=alert_text(event), level=LEVELS[event["severity"]])
+            run.alert(
+                title=f"{event['code']} {event['title']}", text=alert_text(event), level=LEVELS[event["severity"]]
+            )
         run.summary["alerts"] = [*run.summary.get("alerts", []), f"{event['code']}@{event['step']}"]
     elif kind == "end":
         reason = event.get("reason")
@@ -247,8 +249,8 @@ def repeat(run: Any, event: Mapping[str, Any]) -> None:
     elif kind == "samples":
         import wandb
 
-        columns = ["step", "prompt", "completion", "reward", "finish"]
-        rows = [[event["step"], *(row.get(name) for name in columns[1:])] for row in event.get("rows", [])]
+        columns: list[str | int] = ["step", "prompt", "completion", "reward", "finish"]
+        rows = [[event["step"], *(row.get(str(name)) for name in columns[1:])] for row in event.get("rows", [])]
         run.log({"step": event["step"], "samples": wandb.Table(columns=columns, data=rows, allow_mixed_types=True)})
 
 

@@ -64,7 +64,9 @@ def walls() -> tuple[str | None, str]:
             reasons.append("bubblewrap is not installed")
             continue
         try:
-            outcome = _run(kind, "def one():\n    return 1\n", "asserts", ["assert one() == 1"], "one", Limits(wall_s=30.0))
+            outcome = _run(
+                kind, "def one():\n    return 1\n", "asserts", ["assert one() == 1"], "one", Limits(wall_s=30.0)
+            )
         except (VerifierError, OSError) as error:
             reasons.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
             continue
@@ -142,7 +144,16 @@ def _command(kind: str) -> list[str]:
     if kind != "bubblewrap":
         return [*script, str(HERE / "isolate.py"), kind, str(os.getpid())]
     folders = ["/usr", "/lib", "/lib64", "/bin", "/sbin", os.path.realpath(sys.base_prefix), "/etc/ld.so.cache"]
-    command = [shutil.which("bwrap") or "bwrap", "--unshare-all", "--as-pid-1", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    command = [
+        shutil.which("bwrap") or "bwrap",
+        "--unshare-all",
+        "--as-pid-1",
+        "--die-with-parent",
+        "--new-session",
+        "--clearenv",
+        "--cap-drop",
+        "ALL",
+    ]
     for folder in folders:
         if os.path.islink(folder):
             command += ["--symlink", os.readlink(folder), folder]

@@ -8,6 +8,10 @@ import os
 import sys
 import types
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from wire import Broken, Reader, decode, dump, encode
+
 
 class _Served:
     """The program's namespace and the objects that stay here under a number."""
@@ -47,16 +51,16 @@ class _Served:
             return self.load(request)
         value = self.target(request)
         if verb == "call":
-            arguments = decode(request["arguments"], self.objects.__getitem__)  # noqa: F821
-            keywords = decode(request["keywords"], self.objects.__getitem__)  # noqa: F821
+            arguments = decode(request["arguments"], self.objects.__getitem__)
+            keywords = decode(request["keywords"], self.objects.__getitem__)
             return value(*arguments, **keywords)
         if verb == "attribute":
             return getattr(value, request["name"])
         if verb == "assign":
-            setattr(value, request["name"], decode(request["value"], self.objects.__getitem__))  # noqa: F821
+            setattr(value, request["name"], decode(request["value"], self.objects.__getitem__))
             return None
         if verb == "item":
-            return value[decode(request["key"], self.objects.__getitem__)]  # noqa: F821
+            return value[decode(request["key"], self.objects.__getitem__)]
         if verb == "iterate":
             return [item for item, _ in zip(value, range(100_000), strict=False)]
         if verb == "length":
@@ -66,15 +70,17 @@ class _Served:
 
 def _serve() -> None:
     served = _Served()
-    reader = Reader(3, 2**26)  # noqa: F821
+    reader = Reader(3, 2**26)
     while True:
         request = reader.read()
         try:
-            message = {"id": request["id"], "value": encode(served.answer(request), served.handle_of)}  # noqa: F821
+            message = {"id": request["id"], "value": encode(served.answer(request), served.handle_of)}
         except BaseException as error:
-            kind = next((k.__name__ for k in type(error).__mro__ if getattr(builtins, k.__name__, None) is k), "Exception")
+            kind = next(
+                (k.__name__ for k in type(error).__mro__ if getattr(builtins, k.__name__, None) is k), "Exception"
+            )
             message = {"id": request["id"], "error": [kind, str(error)[:500]]}
-        data = dump(message)  # noqa: F821
+        data = dump(message)
         while data:
             data = data[os.write(4, data) :]
 
@@ -82,5 +88,5 @@ def _serve() -> None:
 if __name__ == "__main__":
     try:
         _serve()
-    except Broken:  # noqa: F821
+    except Broken:
         os._exit(0)

@@ -60,11 +60,11 @@ def enter_namespaces() -> None:
         | sc.CLONE_NEWCGROUP
     )  # fmt: skip
     os.write(ready[1], b"x")
-    status = os.read(go[0], 1)
+    answer = os.read(go[0], 1)
     os.waitpid(helper, 0)
     for descriptor in (*ready, *go):
         os.close(descriptor)
-    if status != b"\0":
+    if answer != b"\0":
         raise OSError("the user map could not be written")
 
 
@@ -104,7 +104,9 @@ def build_root() -> None:
         if os.path.exists(name):
             with open(root + name, "w"):
                 pass
-            sc.bind_read_only(name, root + name) if name.startswith("/etc") else sc.mount(name, root + name, "", sc.MS_BIND)
+            sc.bind_read_only(name, root + name) if name.startswith("/etc") else sc.mount(
+                name, root + name, "", sc.MS_BIND
+            )
     os.makedirs(root + "/box")
     os.makedirs(root + "/proc")
     os.symlink("box", root + "/tmp")

@@ -14,7 +14,16 @@ import struct
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x02000000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWTIME = 0x10000000, 0x20000000, 0x40000000, 0x00000080
 NEW_MASK = 0x7E020000 | CLONE_NEWTIME
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+    1,
+    2,
+    4,
+    8,
+    32,
+    4096,
+    16384,
+    1 << 18,
+)
 MS_NOATIME, MNT_DETACH = 1024, 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
@@ -127,11 +136,17 @@ def deny_dangerous_calls() -> bool:
     for number in sorted(denied.values()):
         program += [instruction(equal, number, 0, 1), error(_EPERM)]
     program += [instruction(equal, _CLONE3, 0, 1), error(_ENOSYS)]  # its flags are out of reach: libc falls back
-    program += [instruction(equal, clone, 0, 3), instruction(load, 16), instruction(any_bit, NEW_MASK, 0, 1), error(_EPERM)]
+    program += [
+        instruction(equal, clone, 0, 3),
+        instruction(load, 16),
+        instruction(any_bit, NEW_MASK, 0, 1),
+        error(_EPERM),
+    ]
     program += [instruction(done, allow)]
     code = b"".join(program)
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(buffer))
-    _check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.c_char_p(header), ctypes.c_ulong(0), ctypes.c_ulong(0)),
-           "seccomp")  # fmt: skip
+    zero = ctypes.c_ulong(0)
+    result = _libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.c_char_p(header), zero, zero)
+    _check(result, "seccomp")
     return True

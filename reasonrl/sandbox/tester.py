@@ -13,19 +13,15 @@ import contextlib
 import importlib
 import json
 import os
-import resource
 import select
 import signal
 import sys
-import threading
-import time
 
 import wire
+from watch import Judge, limit_program
 
 HELPERS = ("math", "collections", "itertools", "functools", "operator", "string", "re", "heapq", "bisect", "copy",
-           "random", "statistics", "fractions", "decimal", "datetime", "typing", "json", "cmath", "numbers")  # fmt: skip
-TICK_S = 0.02
-SLACK_BYTES = 64 * 2**20  # what the two interpreters need by themselves
+           "random", "statistics", "fractions", "decimal", "datetime", "typing", "json", "cmath")  # fmt: skip
 
 
 class Failed(Exception):
@@ -84,112 +80,6 @@ class Program:
         with contextlib.suppress(OSError):
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         return -9
-
-
-def limit_program(limits: dict) -> None:
-    """Set the kernel's limits for the program and everything it starts."""
-    memory = limits["memory_mb"] * 2**20
-    seconds = int(limits["cpu_s"]) + 1
-    for kind, value in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, limits["file_bytes"]),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_NPROC, limits["processes"]),
-    ):
-        with contextlib.suppress(ValueError, OSError):
-            hard = resource.getrlimit(kind)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-            resource.setrlimit(kind, (value, value))
-
-
-class Judge:
-    """Says the verdict exactly once, then ends this process and with it everything inside."""
-
-    def __init__(self, limits: dict, walls: bool) -> None:
-        self.limits = limits
-        self.walls = walls
-        self.started = time.monotonic()
-        self.lock = threading.Lock()
-        threading.Thread(target=self.watch, daemon=True).start()
-
-    def say(self, status: str, detail: str = "", passed: int = 0) -> None:
-        """Report and end; the first to come here decides."""
-        self.lock.acquire()
-        text = json.dumps({"status": status, "detail": detail[:500], "passed": passed}) + "\n"
-        os.write(1, text.encode("utf-8", "replace"))
-        if not self.walls:
-            kill_descendants()
-        os._exit(0)
-
-    def watch(self) -> None:
-        """Stop the program when it passes a limit of wall time, processor time or memory."""
-        while True:
-            time.sleep(TICK_S)
-            if time.monotonic() - self.started > self.limits["wall_s"]:
-                self.say("timeout", f"ran for {self.limits['wall_s']:g} s")
-            cpu, memory, count = used_by_program(self.walls)
-            if cpu > self.limits["cpu_s"]:
-                self.say("timeout", f"used {self.limits['cpu_s']:g} s of processor time")
-            if memory > self.limits["memory_mb"] * 2**20 + SLACK_BYTES:
-                self.say("memory", f"used more than {self.limits['memory_mb']} MB")
-            if count > self.limits["processes"]:
-                self.say("processes", f"started more than {self.limits['processes']} processes")
-
-
-def used_by_program(walls: bool) -> tuple[float, int, int]:
-    """Return (processor seconds, resident bytes, number) of the program and all it started; ended children count
-    for their time."""
-    ticks, pages = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-    mine = os.getpid()
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu, memory, count = children.ru_utime + children.ru_stime, 0, 0
-    for pid in (_all_pids() if walls else descendants(mine)):
-        if pid == mine:
-            continue
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                fields = file.read().rsplit(b")", 1)[1].split()
-            cpu += sum(int(value) for value in fields[11:15]) / ticks
-            memory += int(fields[21]) * pages
-            count += 1
-    return cpu, memory, count
-
-
-def _all_pids() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-
-
-def descendants(root: int) -> list[int]:
-    """Return the processes below `root`, as far as /proc shows them."""
-    parents: dict[int, int] = {}
-    for pid in _all_pids():
-        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/stat", "rb") as file:
-            parents[pid] = int(file.read().rsplit(b")", 1)[1].split()[1])
-    found, grew = {root}, True
-    while grew:
-        new = {pid for pid, parent in parents.items() if parent in found} - found
-        found, grew = found | new, bool(new)
-    return sorted(found - {root})
-
-
-def kill_descendants() -> None:
-    """Without walls: end whatever the program started, until nothing new turns up."""
-    for _ in range(20):
-        pids = descendants(os.getpid())
-        if not pids:
-            return
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                os.waitpid(pid, os.WNOHANG)
 
 
 class Remote:

@@ -42,10 +42,11 @@ def encode(value, handle_of, depth: int = 0):
         return {"c": [value.real.hex(), value.imag.hex()]}
     if isinstance(value, list):
         return [encode(item, handle_of, depth + 1) for item in value]
-    for kind, key in ((tuple, "t"), (set, "s"), (frozenset, "z"), (range, "r")):
+    if isinstance(value, range):
+        return {"r": [value.start, value.stop, value.step]}
+    for kind, key in ((tuple, "t"), (set, "s"), (frozenset, "z")):
         if isinstance(value, kind):
-            items = [value.start, value.stop, value.step] if kind is range else value
-            return {key: [encode(item, handle_of, depth + 1) for item in items]}
+            return {key: [encode(item, handle_of, depth + 1) for item in value]}
     if isinstance(value, dict):
         pairs = [[encode(k, handle_of, depth + 1), encode(v, handle_of, depth + 1)] for k, v in value.items()]
         return {"d": pairs}
@@ -78,7 +79,9 @@ def decode(value, handle, depth: int = 0):
         if key == "d":
             return {decode(k, handle, depth + 1): decode(v, handle, depth + 1) for k, v in body}
         items = [decode(item, handle, depth + 1) for item in body]
-        return {"t": tuple, "s": set, "z": frozenset, "r": lambda three: range(*three)}[key](items)
+        if key == "r":
+            return range(*items)
+        return tuple(items) if key == "t" else {"s": set, "z": frozenset}[key](items)
     except (ValueError, TypeError, KeyError, IndexError, OverflowError):
         raise Broken("sent what is no value") from None
 

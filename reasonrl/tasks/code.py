@@ -83,7 +83,9 @@ class CodeTask(RecordsTask):
         self.limits = Limits(cpu_s=seconds, wall_s=2 * seconds + 2, memory_mb=config.memory_mb)
         super().__init__(config)
         if config.unsafe:
-            self.notes.append("Programs run with limits but without walls (task.unsafe=true): they can reach your files.")
+            self.notes.append(
+                "Programs run with limits but without walls (task.unsafe=true): they can reach your files."
+            )
 
     def _make(self, values: dict[str, Any], place: str) -> str | Problem:
         entry = next((values[key] for key in ENTRY_KEYS if isinstance(values.get(key), str)), None)

@@ -47,8 +47,8 @@ def _check(node: ast.AST, names: set[str]) -> None:
             names |= {node.id} - {"row"}
         case ast.Constant():
             pass
-        case ast.BoolOp() | ast.List() | ast.Tuple() | ast.Set():
-            for child in node.values if isinstance(node, ast.BoolOp) else node.elts:
+        case ast.BoolOp(values=children) | ast.List(elts=children) | ast.Tuple(elts=children) | ast.Set(elts=children):
+            for child in children:
                 _check(child, names)
         case ast.UnaryOp(op=ast.Not() | ast.USub()):
             _check(node.operand, names)
@@ -64,8 +64,8 @@ def _check(node: ast.AST, names: set[str]) -> None:
         case ast.Call(func=ast.Name(id=name)) if name in _FUNCTIONS and not node.keywords:
             for child in node.args:
                 _check(child, names)
-        case ast.Call(func=ast.Attribute(attr=name)) if name in _METHODS and not node.keywords:
-            for child in (node.func.value, *node.args):
+        case ast.Call(func=ast.Attribute(attr=name, value=owner)) if name in _METHODS and not node.keywords:
+            for child in (owner, *node.args):
                 _check(child, names)
         case _:
             raise ValueError(f"{type(node).__name__} is not allowed")

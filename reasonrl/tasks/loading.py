@@ -244,8 +244,8 @@ def _read_hub(name: str, config: str | None, split: str, key: str) -> Iterator[R
         import datasets
     except ImportError:
         raise DataError(
-            f"{key}={name}: there is no such file or folder. To load it from the Hub install the extra: "
-            "pip install 'reasonrl[datasets]'; or download it and give the folder."
+            f"{key}={name}: there is no such file or folder. To load it from the Hub: pip install datasets; "
+            "or download it and give the folder."
         ) from None
     try:
         datasets.disable_progress_bars()

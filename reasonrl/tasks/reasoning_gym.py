@@ -72,10 +72,10 @@ def mistakes(config: TaskConfig) -> list[Mistake]:
         weight = settings.get("weight", 1.0)
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not weight > 0:
             found.append(Mistake(f"{key}.weight", weight, "must be a number above 0"))
-        allowed = [field.name for field in fields(known[name][1]) if field.name != "seed"]
+        own = [field.name for field in fields(known[name][1]) if field.name != "seed"]
         for setting in settings:
-            if setting not in (*OURS, *allowed):
-                text = f"is no setting of this dataset; choose {', '.join((*OURS, *allowed))}"
+            if setting not in (*OURS, *own):
+                text = f"is no setting of this dataset; choose {', '.join((*OURS, *own))}"
                 found.append(Mistake(f"{key}.{setting}", settings[setting], text))
     return found
 
@@ -85,7 +85,7 @@ def _known() -> dict[str, Any]:
         with contextlib.redirect_stdout(io.StringIO()):
             from reasoning_gym.factory import DATASETS
     except ImportError as error:
-        cure = "Install it: pip install 'reasonrl[reasoning-gym]'."
+        cure = "Install it: pip install 'reasonrl[gym]'."
         raise ConfigError([Mistake("task.kind", "reasoning_gym", f"needs Reasoning Gym ({error})", cure)]) from error
     return dict(DATASETS)
 
@@ -150,7 +150,9 @@ class ReasoningGymTask:
         entries = [make_entry(dataset, index) for index in range(2)]
         with contextlib.suppress(Exception):
             if any(dataset.score_answer(JUNK, entry) >= 1.0 for entry in entries):
-                self.notes.append(f"The scorer of {name} gives full marks to a text without an answer: its reward means little.")
+                self.notes.append(
+                    f"The scorer of {name} gives full marks to a text without an answer: its reward means little."
+                )
 
     def _draw(self, *keys: int | str) -> tuple[Part, int, dict[str, Any]]:
         """Draw one entry of the mixture; the keys alone decide it."""
@@ -199,7 +201,9 @@ class ReasoningGymTask:
         gold = entry["answer"]
         meta = {"part": part.name, "entry": entry, "question": question}
         gold = "" if gold is None else str(gold)
-        return Problem(f"{part.name}:{place}", render(self.config.prompt, {"question": question}), gold, part.domain, meta)
+        return Problem(
+            f"{part.name}:{place}", render(self.config.prompt, {"question": question}), gold, part.domain, meta
+        )
 
     def answer(self, text: str) -> str | None:
         """Return the answer stated in a completion, or None."""

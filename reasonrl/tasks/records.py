@@ -50,7 +50,9 @@ def mistakes(config: TaskConfig) -> list[Mistake]:
     if config.verifier not in VERIFIERS:
         found.append(Mistake("task.verifier", config.verifier, f"choose one of {', '.join(VERIFIERS)}"))
     if config.percent and config.verifier != "numeric":
-        found.append(Mistake("task.percent", True, f"has no effect with task.verifier={config.verifier}", "Set it to false."))
+        found.append(
+            Mistake("task.percent", True, f"has no effect with task.verifier={config.verifier}", "Set it to false.")
+        )
     if not 0 < config.heldout_fraction < 1:
         found.append(Mistake("task.heldout_fraction", config.heldout_fraction, "must lie between 0 and 1"))
     if config.limit is not None and config.limit < 1:
@@ -129,7 +131,10 @@ class RecordReader:
     def __init__(self, config: TaskConfig, make: Callable[[dict[str, Any], str], str | Problem]) -> None:
         self.config = config
         self.make = make
-        self.keep, self.filter_names = compile_filter(config.filter) if config.filter else (None, set())
+        self.keep: Callable[[dict[str, Any]], bool] | None = None
+        self.filter_names: set[str] = set()
+        if config.filter:
+            self.keep, self.filter_names = compile_filter(config.filter)
 
     def needed(self) -> dict[str, str]:
         """Return configuration key -> data key for every data key that rows must have."""
@@ -153,7 +158,9 @@ class RecordReader:
             loaded.num_rows += 1
             if row.values is not None:
                 loaded.keys |= dict.fromkeys(row.values)
-                seen |= {name for name in needed.values() if name not in seen and lookup(row.values, name) is not _MISSING}
+                seen |= {
+                    name for name in needed.values() if name not in seen and lookup(row.values, name) is not _MISSING
+                }
             result = self._problem(row, split)
             if isinstance(result, Problem):
                 loaded.problems.append(result)
@@ -365,7 +372,9 @@ def _joined(errors: Iterable[DataError | ConfigError]) -> DataError | ConfigErro
     """Return one error that says all of it."""
     errors = list(errors)
     if all(isinstance(error, ConfigError) for error in errors):
-        return ConfigError(dict.fromkeys(m for error in errors if isinstance(error, ConfigError) for m in error.mistakes))
+        return ConfigError(
+            dict.fromkeys(m for error in errors if isinstance(error, ConfigError) for m in error.mistakes)
+        )
     return DataError("\n".join(dict.fromkeys(str(error) for error in errors)))
 
 

@@ -16,7 +16,9 @@ _LETTER = re.compile(
     r"^\W*(?i:(?:the\s+)?(?:(?:correct|right|best|final)\s+)?(?:(?:option|choice|answer|letter)\s*(?:is\b)?\W*)?)"
     r"(?:\(?([A-Z])\)|([A-Z])(?=[.:)\]}\s,;*$\"'!]|$)|\(?([a-z])(?:\)|\s*[.*]?\s*$))"
 )
-_LISTING = re.compile(r"\s*\W{0,3}\s*(?:,|;|/|&|\band\b|\bor\b|\s)\s*(?:(?:and|or)\s+)?\(?([A-Za-z])\)?(?=[\s.,;:/&)]|$)")
+_LISTING = re.compile(
+    r"\s*\W{0,3}\s*(?:,|;|/|&|\band\b|\bor\b|\s)\s*(?:(?:and|or)\s+)?\(?([A-Za-z])\)?(?=[\s.,;:/&)]|$)"
+)
 
 
 def read_gold(text: str, options: Options) -> str | None:

@@ -16,8 +16,13 @@ _BRACE = re.compile(r"\\[\\{}]|[{}]|\\(?:boxed|fbox|framebox)(?![a-zA-Z])[ \t]*\
 _BARE_BOX = re.compile(r"-?(?:\\[a-zA-Z]+|[^\s{}$\\,;.]+(?:[.,][0-9]+)*)")
 _MARKER = re.compile(r"(?<!#)####(?!#)")
 _TAG = re.compile(r"</?answer>", re.IGNORECASE)
-_CUE = re.compile(r"\banswers?\b(?P<between>[^.\n:=]{0,80}?)(?:\bis\b|\bare\b|:|=)(?P<marks>[\s:*_=]{0,20})", re.IGNORECASE)
-_FILLER_WORDS = re.compile(r"\\[a-zA-Z]+|\b(?:and|or|maybe|perhaps|possibly|also|either|[a-zA-Z]|[0-9]{1,3})\b", re.IGNORECASE)
+_CUE = re.compile(
+    r"\banswers?\b(?P<between>[^.\n:=]{0,80}?)(?:\bis\b|\bare\b|:|=)(?P<marks>[\s:*_=]{0,20})", re.IGNORECASE
+)
+_FILLER_WORDS = re.compile(
+    r"\\[a-zA-Z]+|\b(?:and|or|maybe|perhaps|possibly|also|either|[a-zA-Z]|[0-9]{1,3})\b", re.IGNORECASE
+)
+_INNER = (("box", "tag"), ("box", "marker"), ("tag", "marker"))  # what may stand inside what, and is then meant
 _THINK_END = "</think>"
 
 
@@ -129,7 +134,7 @@ def _without_nested(spans: list[Span]) -> list[Span]:
     """Keep the box inside a tag or marker line rather than the wrapping, and no span twice."""
     kept: list[Span] = []
     for span in spans:
-        if kept and span.start < kept[-1].end and span.kind == "box" and kept[-1].kind != "box":
+        if kept and span.start < kept[-1].end and (span.kind, kept[-1].kind) in _INNER:
             if not span.text and span.end > kept[-1].end:
                 continue
             kept.pop()

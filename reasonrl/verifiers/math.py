@@ -26,7 +26,8 @@ MAX_BARE = 400  # characters of a gold or completion that may be nothing but an 
 _DOLLARS = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _COMMAND = re.compile(r"\\(?:text|mathrm|textbf|operatorname|begin|end)\s*\{[^{}]*\}|\\[a-zA-Z]+")
 _WORD = re.compile(r"[^\W\d_]{3,}")
-_KNOWN_WORDS = frozenset("exp sqrt sin cos tan sec csc cot log arcsin arccos arctan sinh cosh tanh inf infinity".split())
+_KNOWN_WORDS = frozenset(("exp", "sqrt", "sin", "cos", "tan", "sec", "csc", "cot", "log", "arcsin", "arccos", "arctan",
+                          "sinh", "cosh", "tanh", "inf", "infinity"))  # fmt: skip
 
 
 def read_gold(text: str, options: Options) -> str | None:

@@ -42,8 +42,12 @@ _WORD = re.compile(r"(?:\\(?:text|mathrm|textbf|operatorname)\s*\{)?\s*([a-zA-Z]
 
 def to_latex(text: str) -> str:
     r"""Return plain notation as LaTeX: `exp(16)` as `e^{16}`, `pi` as `\pi`, `x**12` as `x^{12}`, `+ -` as `-`."""
-    text = _SUPERSCRIPT.sub(lambda m: "^{" + unicodedata.normalize("NFKC", m.group()).replace("\u2212", "-") + "}", text)
-    text = _VULGAR.sub(lambda m: "\\frac{%s}{%s}" % tuple(unicodedata.normalize("NFKC", m.group()).split("\u2044")), text)
+    text = _SUPERSCRIPT.sub(
+        lambda m: "^{" + unicodedata.normalize("NFKC", m.group()).replace("\u2212", "-") + "}", text
+    )
+    text = _VULGAR.sub(
+        lambda m: "\\frac{{{}}}{{{}}}".format(*tuple(unicodedata.normalize("NFKC", m.group()).split("\u2044"))), text
+    )
     text = _ROOT.sub(lambda m: "\\sqrt{" + (m.group(1) or m.group(2)) + "}", text).translate(_SIGNS)
     text = _braces(text)
     text = _TOWER.sub(lambda m: _nested(re.split(r"\^|\*\*", m.group())), text)

@@ -23,8 +23,10 @@ _SIGNS = {
 }
 _SUPERSCRIPT = re.compile("[\u207a\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
 _VULGAR = re.compile("[\u00bc-\u00be\u2150-\u215e\u2189]")
-_TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|textsf|texttt|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|"
-                   r"operatorname|boldsymbol|bm|boxed|fbox|underline|ensuremath|emph|bf|rm)\*?\s*\{([^{}]*)\}")  # fmt: skip
+_TEXT = re.compile(
+    r"\\(?:text|textrm|textbf|textit|textsf|texttt|mathrm|mathbf|mathit|mathsf|mathtt|mbox|hbox|operatorname|boldsymbol|"
+    r"bm|boxed|fbox|underline|ensuremath|emph|bf|rm)\*?\s*\{([^{}]*)\}"
+)
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9]))\s*(?:\{([^{}]*)\}|([0-9]))")
 _SIMPLE = re.compile(r"\s*[-+]?\s*[0-9.,]+\s*")
 _COMMANDS = (

@@ -27,22 +27,22 @@ def read_gold(text: str, options: Options) -> str | None:
 
     A solution is reduced by its marker, its last box or its last "the answer is"; its other numbers never count.
     """
-    return _single(_readings(text, options.percent, fallback=False))
+    return _single(_readings(text, options.percent, bare=True, fallback=False))
 
 
 def answer(text: str, options: Options) -> str | None:
     """Return the number a completion states, as a fraction in lowest terms; None when there is none or several."""
-    return _single(_readings(after_thinking(text), options.percent, fallback=True))
+    return _single(_readings(after_thinking(text), options.percent, bare=True, fallback=True))
 
 
 def verify(gold: str, text: str, options: Options, finished: bool = True) -> Verdict:
     """Compare the number a completion states with `gold` (a text from `read_gold`).
 
-    Order: the box, `####` line or answer tag stated last; then the last "the answer is"; then a completion that
-    is a number and nothing else; then, if the text is `finished`, its last number. "wrong" is also the reason
+    Order: the box, `####` line or answer tag stated last; then the last "the answer is"; then, if the text is
+    `finished`, the whole of it when it is a number and nothing else, and its last number. "wrong" is also the reason
     when several different numbers are given as the answer.
     """
-    readings = _readings(after_thinking(text), options.percent, fallback=finished)
+    readings = _readings(after_thinking(text), options.percent, bare=finished, fallback=finished)
     if not readings:
         return Verdict(0.0, "not_extracted")
     said = _single(readings)
@@ -63,7 +63,7 @@ def equal(gold: Fraction, answer: Fraction) -> bool:
     return not whole and abs(gold - answer) <= TOLERANCE * abs(gold)
 
 
-def _readings(text: str, percent: bool, fallback: bool) -> list[Reading]:
+def _readings(text: str, percent: bool, bare: bool, fallback: bool) -> list[Reading]:
     """Return what is stated as the answer; [] when nothing readable is."""
 
     def readable(line: str) -> bool:
@@ -80,7 +80,7 @@ def _readings(text: str, percent: bool, fallback: bool) -> list[Reading]:
         if reading is not None:
             return [reading]
         text = cue[1]
-    elif len(text) <= MAX_BARE and "\n" not in text.strip():
+    elif bare and len(text) <= MAX_BARE and "\n" not in text.strip():
         reading = read_span(text, percent, prose=False)
         if reading is not None:
             return [reading]

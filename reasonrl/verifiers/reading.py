@@ -13,12 +13,14 @@ from fractions import Fraction
 from reasonrl.verifiers.notation import THIN, plain
 
 MAX_DIGITS = 1000  # longer digit strings and larger exponents are not read
+MAX_SPAN = 4000  # characters of a stated answer that are looked at
+MAX_TAIL = 20_000  # characters from the end in which `read_last` looks
 
 _GROUPED = (
     rf"(?:[1-9][0-9]{{0,2}}(?:,[0-9]{{3}})+|[1-9][0-9]?(?:,[0-9]{{2}})+,[0-9]{{3}}|"
     rf"[1-9][0-9]{{0,2}}(?:[_'{THIN}][0-9]{{3}})+|SPACED[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 )
-_TAIL = r"(?:[eE][+-]?[0-9]{1,5}(?![0-9A-Za-z]))?"
+_TAIL = r"(?:[eE][+-]?[0-9]+(?![0-9A-Za-z]))?"
 _WORDS = r"[A-Za-z\u00b5\u0370-\u03ff]+(?:['-][A-Za-z]+)*\.?"
 _TOKENS = rf"(?P<bad>(?>NUMBER)[,.'_:][0-9][0-9,.'_:]*|\\[A-Za-z]+|\\.)|(?P<number>(?>NUMBER){_TAIL})|" \
           rf"(?P<money>US\$|[$\u20ac\u00a3\u00a5\u20b9])|(?P<word>{_WORDS})|(?P<sign>\S)"  # fmt: skip
@@ -31,17 +33,16 @@ def _token_pattern(spaced: str) -> re.Pattern[str]:
 _STRICT = _token_pattern(r"[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9,]| ?[0-9/])|")
 _PROSE = _token_pattern("")
 
-_HEDGES = frozenset(
-    "approximately approx about around roughly exactly only just simply thus so hence therefore then equals equal to "
-    "a the final answer is total of result usd eur gbp rs".split()
-)
-_LIST_WORDS = frozenset("and or to through maybe perhaps possibly also either then".split())
+_HEDGES = frozenset(("approximately", "approx", "about", "around", "roughly", "exactly", "only", "just", "simply", "so",
+                     "thus", "hence", "therefore", "then", "equals", "equal", "to", "a", "the", "final", "answer", "is",
+                     "total", "of", "result", "usd", "eur", "gbp", "rs"))  # fmt: skip
+_LIST_WORDS = frozenset(("and", "or", "to", "through", "maybe", "perhaps", "possibly", "also", "either", "then"))
 _LIST_SIGNS = frozenset(",;|&/")
-_MATH_WORDS = frozenset(
-    "x y z n i j e p q pi sqrt exp log ln sin cos tan theta mod \u03c0 \u03b8 \u03c4 \u03c6".split()
-)
+_MATH_WORDS = frozenset(("x", "y", "z", "n", "i", "j", "e", "p", "q", "pi", "sqrt", "exp", "log", "ln", "sin", "cos",
+                         "tan", "theta", "mod", "\u03c0", "\u03b8", "\u03c4", "\u03c6"))  # fmt: skip
 _UNIT_LETTERS = frozenset("mgshdlwvajcftkLWVAJNCFK\u00b5")
-_REFUSED_PROSE = frozenset("not less more greater than between least most under over below above no".split())
+_REFUSED_PROSE = frozenset(("not", "less", "more", "greater", "than", "between", "least", "most", "under", "over",
+                            "below", "above", "no"))  # fmt: skip
 _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 _PERCENT = frozenset(("%", "percent", "pct", "percentage"))
@@ -82,7 +83,7 @@ def read_span(text: str, percent: bool, prose: bool) -> Reading | None:
     The number leads the text, follows words (only with `prose`), or stands right of the last equals sign
     (`x = 42`, `6*7 = 42 dollars`); a text after the number is ignored unless it lists another number.
     """
-    tokens = _unwrap(tokens_of(plain(text), prose=False))
+    tokens = _unwrap(tokens_of(plain(text[:MAX_SPAN]), prose=False))
     if not tokens:
         return None
     start = _skip_words(tokens, prose)
@@ -106,17 +107,25 @@ def read_span(text: str, percent: bool, prose: bool) -> Reading | None:
 
 def read_last(text: str, percent: bool) -> Reading | None:
     """Read the last number of a running text, or None when there is none or its end is no plain number."""
-    tokens = tokens_of(plain(text), prose=True)
+    tokens = tokens_of(plain(text[-MAX_TAIL:]), prose=True)
     last, index = None, 0
     while index < len(tokens):
         token, before = tokens[index], tokens[index - 1] if index else None
         sign = token.text in "+-" and (before is None or before.kind not in ("number", "word"))
         sign = sign and _number_soon(tokens, index) and tokens[index + 1].glued
+        name = before is not None and before.kind == "word" and token.glued  # the 2 of x2
+        if name and before is not None and before.text.lower().rstrip(".") not in ("usd", "eur", "gbp", "rs"):
+            index += 1
+            continue
         if token.kind not in ("number", "money", "bad") and not sign:
             index += 1
             continue
         last = read_at(tokens, index, percent)
-        if before is not None and before.text in ("+", "*", "/", "^") or (before is not None and _is_minus(tokens, index)):
+        if (
+            before is not None
+            and before.text in ("+", "*", "/", "^")
+            or (before is not None and _is_minus(tokens, index))
+        ):
             last = Reading(None, last.next)
         index = max(last.next, index + 1)
     return last if last and last.value is not None else None
@@ -147,7 +156,8 @@ def read_at(tokens: list[Token], index: int, percent: bool) -> Reading:
 def _quantity(tokens: list[Token], index: int, percent: bool) -> tuple[Fraction | None, int]:
     """Return (value, next index) of `[-][$]number[%|scale][unit]`; value None when it is part of something else."""
     sign, money = 1, False
-    while index < len(tokens) and (tokens[index].text in "+-" or tokens[index].kind == "money"):
+    last = min(len(tokens), index + 4)
+    while index < last and (tokens[index].text in "+-" or tokens[index].kind == "money"):
         sign = -sign if tokens[index].text == "-" else sign
         money = money or tokens[index].kind == "money"
         index += 1
@@ -182,8 +192,9 @@ def _magnitude(tokens: list[Token], index: int) -> tuple[Fraction | None, int]:
         return (None if power is None else value * Fraction(10) ** power), index + 4 + used
     if rest[0] == "^":
         power, used = _integer(rest[1:])
-        small = power is not None and value.denominator == 1 and (value or power >= 0)
-        small = small and value.numerator.bit_length() * abs(power) <= 4 * MAX_DIGITS
+        if power is None or value.denominator != 1 or (not value and power < 0):
+            return None, index + 2 + used
+        small = value.numerator.bit_length() * abs(power) <= 4 * MAX_DIGITS
         return (value**power if small else None), index + 2 + used
     if rest[0] == "/" and len(rest) > 1:
         negative = rest[1] == "-" and len(rest) > 2
@@ -192,9 +203,9 @@ def _magnitude(tokens: list[Token], index: int) -> tuple[Fraction | None, int]:
             quotient = value / bottom if bottom else None
             return (-quotient if negative and quotient else quotient), index + 3 + negative
     if len(rest) > 2 and rest[1] == "/" and tokens[index].text.isdigit() and rest[0].isdigit() and rest[2].isdigit():
-        top, bottom = int(rest[0][:MAX_DIGITS]), int(rest[2][:MAX_DIGITS])
-        if top < bottom:
-            return value + Fraction(top, bottom), index + 4
+        above, below = int(rest[0][:MAX_DIGITS]), int(rest[2][:MAX_DIGITS])
+        if above < below:
+            return value + Fraction(above, below), index + 4
     return value, index + 1
 
 
@@ -273,7 +284,9 @@ def _after_list_sign(tokens: list[Token], index: int) -> int | None:
 
 def _expression_end(tokens: list[Token], index: int) -> int:
     """Return the index behind an unreadable run of numbers and operators."""
-    while index < len(tokens) and (tokens[index].kind in ("number", "bad", "money") or tokens[index].text in "+-*/^({)}"):
+    while index < len(tokens) and (
+        tokens[index].kind in ("number", "bad", "money") or tokens[index].text in "+-*/^({)}"
+    ):
         index += 1
     return index
 
