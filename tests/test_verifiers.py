@@ -239,7 +239,8 @@ def test_gold_is_reduced_to_its_final_answer_or_not_read_at_all(numeric: Verifie
 @pytest.mark.parametrize(
     "piece",
     ["9^", "\\boxed{", "{", "1,", "1 ", "\\frac{", "(", "answer is ", "#### ", "7", "and or ", "\\text{", " ", "-",
-     "$", "<answer>", "\\frac12", "\\boxed{1}", "1 apple or ", "\\left", "a-", "1_000", "~", "</answer>", "\\boxed{\\boxed{"],
+     "$", "<answer>", "\\frac12", "\\boxed{1}", "1 apple or ", "\\left", "a-", "1_000", "~", "</answer>",
+     "\\boxed{\\boxed{"],
 )  # fmt: skip
 def test_degenerate_text_of_any_length_gets_a_verdict(name: str, piece: str) -> None:
     """Quadratic rules would take minutes here and meet the suite's time limit."""
