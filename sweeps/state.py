@@ -24,8 +24,9 @@ _SMOOTHING = 0.3
 class RunState:
     """The state of one run: how far it is, what it measured, what was raised, how it ended.
 
-    `values` are (step, value) of the study's metric, `failures` (class, step reached) since the last retry by
-    hand, `abandons` why the seeds after this one were given up, `seconds_per_step` a running mean of the wall time between rows.
+    `values` are (step, value) of the study's metric, `failures` (class, step reached) since the last retry by hand,
+    `abandons` why the seeds after this one were given up, `seconds_per_step` a running mean of the wall time
+    between rows.
     """
 
     spec: RunSpec

@@ -211,17 +211,15 @@ def test_a_torn_last_line_costs_at_most_the_step_it_tore(tmp_path: Path) -> None
     assert list(rows_of(plan.directory).values()) == list(rows_of(tmp_path / "t").values())
 
 
-def test_an_orphaned_trial_of_a_changed_plan_is_closed_and_says_so(tmp_path: Path) -> None:
+def test_a_changed_list_of_arms_rebuilds_the_study_and_keeps_the_old_one_aside(tmp_path: Path) -> None:
     directory = tmp_path / "s"
-    with coordinator(directory, SETTINGS) as process:
-        wait_for(lambda: len(rows_of(directory)) == 2 and all(rows_of(directory).values()))
-        process.kill()
-        process.wait()
-    run(make_plan(directory, {"a": ARMS["a"]}, seeds=(0, 1), steps=20))
+    run(make_plan(directory, {"a": {}, "b": {}}, seeds=(0,)))
+    run(make_plan(directory, {"a": {}, "c": {}}, seeds=(0,)))
     study = optuna.load_study(study_name="s", storage=f"sqlite:///{directory}/study.db")
-    states = {trial.user_attrs["arm"]: trial for trial in study.trials}
-    assert states["a"].state.name == "COMPLETE"
-    assert states["b"].state.name == "FAIL" and "orphan" in states["b"].user_attrs
+    assert {trial.params["arm"]: trial.state.name for trial in study.trials} == {"a": "COMPLETE", "c": "COMPLETE"}
+    (old,) = [path for path in directory.glob("study.db.set-aside-*")]
+    aside = optuna.load_study(study_name="s", storage=f"sqlite:///{old}")
+    assert {trial.params["arm"] for trial in aside.trials} == {"a", "b"}
 
 
 def test_a_lock_of_a_dead_process_is_taken_over(tmp_path: Path) -> None:

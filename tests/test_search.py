@@ -1,4 +1,4 @@
-"""Searches: what is asked for is run, seeds are replicates, the clearly worse is given up, and resumes repeat nothing."""
+"""Searches: what is asked for is run, seeds are replicates, the clearly worse is given up, nothing is repeated."""
 
 from __future__ import annotations
 
