@@ -58,6 +58,7 @@ class Study:
         self._tried = 0.0
         self._study: optuna.Study | None = None
         self.available = False
+        self._away = False
 
     # -- opening, losing and finding the database -------------------------------------------------------------
 
@@ -67,7 +68,7 @@ class Study:
         try:
             self._connect()
             self._adopt(configurations)
-            self.available = True
+            self.available, self._away = True, False
         except ValueError as error:
             # Optuna refuses a parameter whose range changed: the study is derived, so it is made anew.
             self._set_aside(f"the arms or the search space changed ({error})", configurations)
@@ -192,10 +193,10 @@ class Study:
             configuration.trial, configuration.told = None, False
 
     def _lose(self, error: Exception) -> None:
-        if self.available or not self._tried:
+        if not self._away:
             first = str(error).splitlines()[0][:200]
             self._warn(f"the study's database is away ({first}); the sweep goes on and catches up later")
-        self.available = False
+        self.available, self._away = False, True
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
