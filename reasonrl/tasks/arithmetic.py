@@ -8,6 +8,7 @@ digit is still unused" easy for a tiny model. Nine operands are refused: they al
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 from reasonrl.errors import ConfigError, Mistake
@@ -27,6 +28,11 @@ def digits_of(prompt: str) -> list[int]:
     return [int(char) for char in prompt if char.isdigit()]
 
 
+def is_held_out(prompt: str) -> bool:
+    """Return whether a prompt belongs to the fifth of all prompts that is never trained on."""
+    return hashlib.blake2b(prompt.encode(), digest_size=1).digest()[0] % 5 == 0
+
+
 def answer_of(digits: list[int]) -> str:
     """Return the letter of the sum of `digits` modulo 10."""
     return LETTERS[sum(digits) % 10]
@@ -43,12 +49,14 @@ class Arithmetic:
     def train_problem(self, index: int) -> Problem:
         """Return training problem `index`."""
         weights = self.config.operand_weights
-        return self._problem(stream("arithmetic", "train", index), self.config.operands, weights, self.config.guess_right)
+        return self._problem(
+            stream("arithmetic", "train", index), self.config.operands, weights, self.config.guess_right
+        )
 
     def heldout(self, count: int) -> list[Problem]:
         """Return `count` held-out problems with `heldout_operands` (null = the training ones), guesses at chance."""
         operands = self.config.heldout_operands or self.config.operands
-        return [self._problem(stream("arithmetic", "heldout", i), operands, None, None, f"h{i}") for i in range(count)]
+        return [self._problem(stream("arithmetic", "heldout", i), operands, None, None, i) for i in range(count)]
 
     def _problem(
         self,
@@ -56,17 +64,19 @@ class Arithmetic:
         operands: list[int],
         weights: list[float] | None,
         guess_right: float | None,
-        prefix: str = "",
+        held_out: int | None = None,
     ) -> Problem:
         shares = None if weights is None else [weight / sum(weights) for weight in weights]
         count = int(rng.choice(operands, p=shares))
         wanted = None if guess_right is None else bool(rng.random() < guess_right)
         while True:
             digits = [int(digit) for digit in rng.choice(range(1, 10), size=count, replace=False)]
-            if wanted is None or (answer_of(digits) == LETTERS[digits[-1]]) == wanted:
+            prompt = "^" + "".join(map(str, digits)) + "="
+            right = wanted is None or (answer_of(digits) == LETTERS[digits[-1]]) == wanted
+            if right and is_held_out(prompt) == (held_out is not None):
                 break
-        prompt = "^" + "".join(map(str, digits)) + "="
-        return Problem(prefix + prompt, prompt, answer_of(digits), domain=f"n{count}")
+        name = prompt if held_out is None else f"h{held_out}{prompt}"
+        return Problem(name, prompt, answer_of(digits), domain=f"n{count}")
 
     def answer(self, text: str) -> str | None:
         """Return the answer letter at the end of a completion, or None."""
