@@ -12,9 +12,10 @@ import hydra
 from omegaconf import DictConfig
 
 from sweeps import frontdoor
+from sweeps.config import CONF
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")
 def main(cfg: DictConfig) -> None:
     """One training run; with -m or a sweep file Hydra calls hydra_plugins/reasonrl_sweeper instead."""
     sys.exit(frontdoor.run_single(cfg))

@@ -9,7 +9,8 @@ from typing import Any
 from reasonrl.config import validate
 from reasonrl.errors import Mistake
 from sweeps import overrides as ov
-from sweeps.compose import Composer, flatten, typed_config
+from sweeps.choices import flatten, is_under
+from sweeps.compose import Composer, typed_config
 from sweeps.types import Params
 
 # Above this many arms (grids), single overrides are no longer taken away one by one to find idle ones.
@@ -29,21 +30,21 @@ class Arm:
     effective: dict[str, Any] = field(default_factory=dict)  # canonical form, flat
 
 
-def check_arms(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer) -> tuple[list[Mistake], list[str]]:
-    """Compose and judge all arms; fills in their configs and returns every mistake and every warning."""
+def check_arms(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer) -> list[Mistake]:
+    """Compose and judge all arms; fills in their configs and returns every mistake."""
     mistakes = _compose(arms, composer)
     if sweep["baseline"] and find_baseline(arms, sweep["baseline"]) is None:
         names = ", ".join(dict.fromkeys(arm.named or arm.name for arm in arms))
         mistakes.append(Mistake("sweep.baseline", sweep["baseline"], f"no such arm; the arms are {names}"))
     sound = [arm for arm in arms if arm.effective]
     if mistakes or not sound:
-        return mistakes, []
+        return mistakes
+    mistakes += _lost_values(sound, composer)
     mistakes += (inert := _inert(sound))
     if len(arms) <= MAX_SINGLE_CHECKS:
         known = {mistake.value for mistake in inert}
         mistakes += [m for arm in sound if arm.name not in known for m in _idle_overrides(arm, composer)]
-    mistakes += _confounded(sound, sweep, composer)
-    return mistakes, _once(warning for arm in sound for warning in _shadowed(arm, composer))
+    return mistakes + _confounded(sound, sweep, composer)
 
 
 def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
@@ -116,13 +117,12 @@ def _kinds(arm: Arm, keys: Iterable[str]) -> str:
 
 
 def _idle_overrides(arm: Arm, composer: Composer) -> list[Mistake]:
-    """Overrides of an arm that change values, or want to, but could be left out without any effect."""
+    """Value overrides of an arm that change a value but could be left out without any effect."""
     if len(arm.overrides) < 2:
         return []  # then the whole arm would be inert
     mistakes = []
     for text in arm.overrides:
-        shadows = _shadowed(arm, composer, [text])
-        if composer.is_group_choice(text) and not shadows:
+        if composer.choices.is_choice(text):
             continue
         try:
             without = composer.apply([other for other in arm.overrides if other != text])
@@ -130,12 +130,27 @@ def _idle_overrides(arm: Arm, composer: Composer) -> list[Mistake]:
                 continue
         except Exception:  # noqa: S112 - the other overrides alone need not make a valid config
             continue
-        restated = without == arm.config and not shadows
-        if restated or composer.canonical(without) != arm.effective:
+        if without != arm.config and composer.canonical(without) == arm.effective:
+            key, _, value = text.lstrip("+").partition("=")
+            allowed = f"has no effect in this arm{_kinds(arm, [ov.key_of(text)])}"
+            mistakes.append(Mistake(f"{arm.name}: {key}", value, allowed, "Remove it."))
+    return mistakes
+
+
+def _lost_values(arms: Sequence[Arm], composer: Composer) -> list[Mistake]:
+    """Single values of the command that every arm sets over, so that they would be lost without a word."""
+    if len(arms) < 2 and not arms[0].overrides:
+        return []
+    mistakes = []
+    for text in composer.command:
+        key = ov.key_of(text)
+        if key == "sweep" or key.startswith("hydra") or composer.choices.is_choice(text):
             continue
-        why = f": {shadows[0].partition(', but ')[2]}" if shadows else _kinds(arm, [ov.key_of(text)])
-        key, _, value = text.lstrip("+").partition("=")
-        mistakes.append(Mistake(f"{arm.name}: {key}", value, f"has no effect in this arm{why}", "Remove it."))
+        own = [[ov.key_of(t) for t in arm.overrides if not composer.choices.is_choice(t)] for arm in arms]
+        if all(any(is_under(key, given) for given in keys) for keys in own):
+            mistakes.append(
+                Mistake(key, text.partition("=")[2], "has no effect: every arm sets it", "Change the arms instead.")
+            )
     return mistakes
 
 
@@ -148,7 +163,7 @@ def _confounded(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Compose
     factors = list(sweep["factors"])
     parts = {part.strip() for factor in factors for part in factor.split("+")}
     for part in sorted(parts):
-        if part not in arms[0].config and not composer.options(part) and not _is_key(part, arms[0].config):
+        if part not in arms[0].config and not composer.choices.options(part) and not _is_key(part, arms[0].config):
             mistakes.append(Mistake("sweep.factors", part, "is no key, section or config group"))
     for arm in cell:
         if arm is baseline:
@@ -158,7 +173,7 @@ def _confounded(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Compose
         if factors:
             if any(_covers(factor, keys) or _covers(factor, changed) for factor in factors):
                 continue
-            outside = [key for key in keys if not any(_under(key, part) for part in parts)]
+            outside = [key for key in keys if not any(is_under(key, part) for part in parts)]
             if outside:
                 mistakes.append(
                     Mistake(
@@ -172,7 +187,7 @@ def _confounded(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Compose
                 continue
         elif len({key.split(".")[0] for key in keys}) <= 1 or len(changed) == 1:
             continue
-        hit = sorted({next((p for p in sorted(parts) if _under(key, p)), key.split(".")[0]) for key in keys})
+        hit = sorted({next((p for p in sorted(parts) if is_under(key, p)), key.split(".")[0]) for key in keys})
         mistakes.append(
             Mistake(
                 "sweep.arms",
@@ -185,25 +200,6 @@ def _confounded(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Compose
     return mistakes
 
 
-def _shadowed(arm: Arm, composer: Composer, overrides: Sequence[str] | None = None) -> list[str]:
-    """Values of a group choice that something later in the config (a sweep file, an override) sets over."""
-    warnings = []
-    set_here = {ov.key_of(text) for text in arm.overrides}
-    flat = dict(flatten(arm.config))
-    for text in arm.overrides if overrides is None else overrides:
-        if not composer.is_group_choice(text):
-            continue
-        group, _, option = text.lstrip("+").partition("=")
-        for key, wanted in composer.choice_values(group, option).items():
-            value = flat.get(key, wanted)
-            if key not in set_here and value != wanted and not str(wanted).startswith("${"):
-                warnings.append(
-                    f"arm {arm.name}: {text} wants {key}={wanted}, "
-                    f"but the sweep file or the command sets {key}={value}, which wins"
-                )
-    return warnings
-
-
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The keys in which two flat configs differ, sorted."""
     missing = object()
@@ -212,16 +208,8 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
 
 def _covers(factor: str, keys: Iterable[str]) -> bool:
     parts = [part.strip() for part in factor.split("+")]
-    return all(any(_under(key, part) for part in parts) for key in keys)
-
-
-def _under(key: str, part: str) -> bool:
-    return key == part or key.startswith(f"{part}.")
+    return all(any(is_under(key, part) for part in parts) for key in keys)
 
 
 def _is_key(part: str, config: Mapping[str, Any]) -> bool:
-    return any(_under(key, part) for key, _ in flatten(config))
-
-
-def _once(warnings: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(warnings))
+    return any(is_under(key, part) for key, _ in flatten(config))

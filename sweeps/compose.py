@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -17,10 +17,10 @@ from omegaconf.errors import OmegaConfBaseException
 from reasonrl.config import Config, canonical, run_key, validate
 from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
-from sweeps.config import SWEEP_SECTIONS, register, run_section
+from sweeps.choices import Choices, flatten
+from sweeps.config import CONF, SWEEP_SECTIONS, register, run_section
 from sweeps.types import RunSpec
 
-CONF = Path(__file__).parent.parent.absolute() / "conf"
 _INTERPOLATION = re.compile(r"\$\{([A-Za-z0-9_.]+)\}")
 
 
@@ -55,8 +55,7 @@ class Composer:
         self.command = list(command)
         self.config_name = config_name
         self._cache: dict[tuple[str, ...], _Composed] = {}
-        self._groups: dict[str, list[str]] = {}
-        self._canonical: dict[str, str] = {}
+        self.choices = Choices(loader)
 
     @classmethod
     def from_command(cls, command: Sequence[str], conf: Path = CONF) -> Composer:
@@ -65,6 +64,7 @@ class Composer:
 
     def known(self, raw: DictConfig) -> None:
         """Take over a composition of exactly the command that Hydra made already."""
+        self.choices.force(raw, self.command)
         self._cache[()] = _Composed(raw)
 
     def raw(self, overrides: Sequence[str] = ()) -> DictConfig:
@@ -75,34 +75,12 @@ class Composer:
         """The resolved config of one run; shared between callers, so never change it in place."""
         return self._composed(tuple(overrides)).run
 
-    def options(self, group: str) -> list[str]:
-        """The choices of a config group, [] when there is no such group."""
-        if group not in self._groups:
-            self._groups[group] = sorted(self.loader.get_group_options(group)) if group else []
-        return self._groups[group]
-
-    def choice_values(self, group: str, option: str) -> dict[str, Any]:
-        """The values the file of one group choice sets itself, as {dotted key: value}."""
-        loaded = self.loader.repository.load_config(f"{group}/{option}")
-        values: Any = OmegaConf.to_container(loaded.config, resolve=False) if loaded else {}
-        package = loaded.header.get("package") if loaded else None
-        prefix = "" if package == "_global_" else f"{(package or group).replace('/', '.')}."
-        leaves = {f"{prefix}{key}": value for key, value in flatten(values)}
-        skip = ("hydra.", "defaults")
-        return {key: value for key, value in leaves.items() if not key.startswith(skip) and value != {}}
-
     def is_whole(self, key: str) -> bool:
         """True when the schema takes only whole numbers for `key`; False also when the command does not compose."""
         try:
             return isinstance(self._composed(()).node(key), IntegerNode)
         except Exception:
             return False  # what is wrong with the command is reported elsewhere
-
-    def is_group_choice(self, text: str) -> bool:
-        """True for overrides such as `loss=clip_higher`."""
-        override = ov.parse(text)
-        value = override.value()
-        return isinstance(value, str) and value in self.options(override.key_or_group)
 
     def apply(self, texts: Sequence[str]) -> dict[str, Any]:
         """The resolved config of one run like `config`, composing only group choices.
@@ -115,7 +93,7 @@ class Composer:
             override = ov.parse(text)
             value = override.value()
             plain = override.type == OverrideType.CHANGE and not isinstance(value, dict | list)
-            if plain and not self.is_group_choice(text):
+            if plain and not self.choices.is_choice(text):
                 values[override.key_or_group] = (text, value)
             else:
                 composed.append(text)
@@ -156,8 +134,8 @@ class Composer:
         for text in overrides:
             override = ov.parse(text)
             key, value = override.key_or_group, override.value()
-            if isinstance(value, str) and value in self.options(key):
-                for leaf, item in self.choice_values(key, value).items():
+            if self.choices.is_choice(text):
+                for leaf, item in self.choices.values(key, str(value)).items():
                     config = _put(config, leaf.split("."), item)
             else:
                 config = _put(config, key.split("."), value)
@@ -210,9 +188,11 @@ class Composer:
     def _load(self, overrides: list[str]) -> DictConfig:
         from hydra.types import RunMode
 
+        texts = ov.layer(self.command, overrides)
         cfg: DictConfig = self.loader.load_configuration(
-            config_name=self.config_name, overrides=ov.layer(self.command, overrides), run_mode=RunMode.RUN
+            config_name=self.config_name, overrides=texts, run_mode=RunMode.RUN
         )
+        self.choices.force(cfg, texts)
         return cfg
 
 
@@ -303,15 +283,6 @@ def resolve(raw: DictConfig) -> dict[str, Any]:
     cfg = OmegaConf.masked_copy(raw, [key for key in map(str, raw) if key != "hydra"])
     plain: Any = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     return {str(key): value for key, value in plain.items()}
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every leaf; empty mappings are leaves."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def first_line(error: BaseException, value: Any = None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from reasonrl.config import Config
@@ -15,6 +16,8 @@ PRUNERS = ("none", "median", "halving", "hyperband", "wilcoxon")
 DIRECTIONS = ("maximize", "minimize")
 SCHEDULES = ("depth", "breadth")
 ON_ALERT = ("stop", "continue", "intervene")
+
+CONF = Path(__file__).parent.parent.absolute() / "conf"
 
 # Sections that belong to the sweep; what is left is the config of one run.
 SWEEP_SECTIONS = ("engine", "study", "sweep", "plan", "results")

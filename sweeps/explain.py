@@ -16,6 +16,7 @@ from yaml import YAMLError
 from reasonrl.config import validate
 from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
+from sweeps.compose import first_line, resolve, typed_config, unknown_keys
 from sweeps.config import run_section
 
 _FULL_KEY = re.compile(r"full_key:\s*(\S+)")
@@ -62,8 +63,6 @@ def explain(loader: Any, texts: Sequence[str], config_name: str = "config", mult
             sound.append(text)
     try:
         cfg = _load(loader, sound, config_name)
-        from sweeps.compose import resolve, typed_config, unknown_keys
-
         mistakes += unknown_keys(cfg) or validate(typed_config(run_section(resolve(cfg))))
     except ConfigError as error:
         mistakes += error.mistakes
@@ -197,14 +196,17 @@ def _value_mistake(cfg: DictConfig, loader: Any, text: str) -> Mistake | None:
             OmegaConf.update(trial, key, value, merge=True, force_add=_adding(override))
         except OmegaConfBaseException as error:
             return _misfit(cfg, override, value, text, error)
+        if _adding(override) and (pushed := unknown_keys(trial)):
+            return pushed[0]
     return None
 
 
 def _misfit(cfg: DictConfig, override: Any, value: Any, text: str, error: Exception) -> Mistake:
     """Why OmegaConf refused a value, in the words of a user."""
-    from sweeps.compose import first_line
-
     key, message = override.key_or_group, first_line(error, value)
+    if "not in" in message and isinstance(value, dict) and _exists(cfg, key):
+        cure = f'Write "+{key}={ov.write_value(value)}".'
+        return Mistake(key, ov.write_value(value), "names something the section does not have yet", cure)
     if "not in" in message or "does not match" in message:
         return _unknown(cfg, key, text)
     if "is not a subclass of" in message and _adding(override):

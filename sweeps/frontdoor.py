@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from reasonrl.errors import ConfigError, ReasonRLError
+from sweeps import overrides as ov
 from sweeps.config import register
 
 _WITH_VALUE = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn",
@@ -64,7 +65,7 @@ def normalise(argv: Sequence[str]) -> list[str]:
     overrides = [_plus_sweep(word) for word in overrides]
     if any(flag.split("=")[0] in _SHOW for flag in flags):
         flags = [flag for flag in flags if flag not in _MULTIRUN]
-        overrides = [_first_value(word) for word in overrides]
+        overrides = _as_run([_first_value(word) for word in overrides], flags)
     return overrides + flags
 
 
@@ -157,10 +158,26 @@ def _all_mistakes(error: BaseException, overrides: Sequence[str], flags: Sequenc
 
     if _argument_error(error):
         return error
-    extra = next((value for flag, value in zip(flags, flags[1:], strict=False) if flag in _CONFIG_DIR), None)
     multirun = any(flag in _MULTIRUN for flag in flags)
-    mistakes = explain(make_loader(extra=extra), overrides, multirun=multirun)
+    mistakes = explain(make_loader(extra=_config_dir(flags)), overrides, multirun=multirun)
     return ConfigError(mistakes) if mistakes else error
+
+
+def _as_run(overrides: list[str], flags: Sequence[str]) -> list[str]:
+    """The overrides with which Hydra shows what a run really gets: typed choices beat the sweep file."""
+    if not any(ov.key_of(word) == "sweep" for word in overrides) or len(overrides) < 2:
+        return overrides
+    from sweeps.choices import shown
+    from sweeps.compose import make_loader
+
+    try:
+        return shown(make_loader(extra=_config_dir(flags)), overrides)
+    except Exception:
+        return overrides  # Hydra will say what is wrong with them
+
+
+def _config_dir(flags: Sequence[str]) -> str | None:
+    return next((value for flag, value in zip(flags, flags[1:], strict=False) if flag in _CONFIG_DIR), None)
 
 
 def _plus_sweep(word: str) -> str:
@@ -170,8 +187,6 @@ def _plus_sweep(word: str) -> str:
 
 
 def _first_value(word: str) -> str:
-    from sweeps import overrides as ov
-
     try:
         override = ov.parse(word)
         if not override.is_sweep_override():

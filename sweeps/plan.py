@@ -26,7 +26,6 @@ SEARCHES = tuple(name for name in SAMPLERS if name not in ("none", "grid"))
 class _Draft:
     """What the command and the sweep file ask for, before runs are made of it."""
 
-    fixed: list[str]
     axes: dict[str, list[str]] = field(default_factory=dict)
     arms: dict[str, list[str]] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=list)
@@ -43,17 +42,17 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any
     `python sweep.py`. Raises ConfigError with every mistake at once: bad overrides of an arm, configs that fail
     validation, inert, confounded or duplicate arms. Writes nothing.
     """
-    config = resolve(cfg)
+    name = hydra.job.config_name if hydra else "config"
+    fixed = [*_hydra_overrides(hydra), *(text for text in arguments if _is_fixed(text))]
+    composer = Composer(loader, fixed, name)
+    composer.known(cfg)
+    config = resolve(composer.raw())
+    if config["sweep"]["base"]:
+        composer = Composer(loader, _under(fixed, config["sweep"]["base"]), name)
     draft = _draft(config, arguments)
-    # A search path or a Hydra choice given on the command line decides what the groups offer: keep it too.
-    draft.fixed = [*_hydra_overrides(hydra), *draft.fixed]
     draft.mistakes += validate_sweep(config)
-    composer = Composer(loader, draft.fixed, hydra.job.config_name if hydra else "config")
-    if draft.fixed == [*_hydra_overrides(hydra), *(text for text in arguments if ov.key_of(text) != "seed")]:
-        composer.known(cfg)
     sweep, study = config["sweep"], config["study"]
     searched = study["sampler"] in SEARCHES or bool(draft.stages)
-    warnings: list[str] = []
     arms: list[Arm] = []
     draft.space = [_whole(entry, composer) for entry in draft.space]
     draft.stages = [replace(s, space=tuple(_whole(entry, composer) for entry in s.space)) for s in draft.stages]
@@ -61,21 +60,20 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any
         draft.mistakes += _check_search(draft, study, composer)
         draft.mistakes += composer.mistakes([])
     else:
-        arms = _arms(draft, study, composer)
-        wrong, warnings = check_arms(arms, sweep, composer)
-        draft.mistakes += wrong
+        arms = _arms(draft, study)
+        draft.mistakes += check_arms(arms, sweep, composer)
     if draft.mistakes:
         raise ConfigError(_once(draft.mistakes))
     baseline = find_baseline(arms, sweep["baseline"]) or (arms[0] if arms else None)
     runs = _runs(arms, draft.seeds, composer)
-    name = "single" if single else _name(config, draft)
+    name = "single" if single else _name(config, draft, fixed)
     return Plan(
         name=name, question=sweep["question"], runs=runs, arms=[arm.name for arm in arms],
         baseline=baseline.name if baseline else "", seeds=draft.seeds,
         sweep={**sweep, "name": name}, engine=config["engine"], study=study,
         directory=Path(config["results"]) / name,
-        space=draft.space, zipped=draft.zipped, stages=draft.stages, warnings=warnings,
-        command=draft.fixed, code_version=_code_version(), composer=composer,
+        space=draft.space, zipped=draft.zipped, stages=draft.stages, warnings=_warnings(runs),
+        command=composer.command, code_version=_code_version(), composer=composer,
     )  # fmt: skip
 
 
@@ -88,15 +86,25 @@ def _whole(entry: SpaceEntry, composer: Composer) -> SpaceEntry:
     return entry
 
 
+def _is_fixed(text: str) -> bool:
+    return ov.key_of(text) != "seed" and not ov.parse(text).is_sweep_override()
+
+
+def _warnings(runs: Sequence[RunSpec]) -> list[str]:
+    if any(run.config["sampling"]["group_size"] == 2 for run in runs):
+        return ["groups of 2 give at most half of them a signal; take sampling.group_size=8"]
+    return []
+
+
 def _hydra_overrides(hydra: Any) -> list[str]:
+    """A search path or a Hydra choice given on the command line, which decides what the groups offer."""
     texts = hydra.overrides.hydra if hydra else []
     return [str(text) for text in texts if not str(text).startswith("hydra.mode")]
 
 
 def _draft(config: Mapping[str, Any], arguments: Sequence[str]) -> _Draft:
     sweep, sampler = config["sweep"], config["study"]["sampler"]
-    draft = _Draft(fixed=[])
-    fixed: list[str] = []
+    draft = _Draft()
     typed_seed = False
     for text in arguments:
         override = ov.parse(text)
@@ -105,12 +113,11 @@ def _draft(config: Mapping[str, Any], arguments: Sequence[str]) -> _Draft:
             typed_seed = True
             draft.seeds = _seeds(text, draft.mistakes)
         elif not override.is_sweep_override():
-            fixed.append(text)
+            continue
         elif override.is_interval_sweep() or sampler in SEARCHES:
             _add_entry(draft, override)
         else:
             draft.axes[key] = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
-    draft.fixed = _under(fixed, sweep["base"])
     if not typed_seed:
         draft.seeds = [int(seed) for seed in sweep["seeds"]]
     twice = sorted({seed for seed in draft.seeds if draft.seeds.count(seed) > 1})
@@ -154,7 +161,7 @@ def _add_entry(draft: _Draft, override: Any) -> None:
         draft.mistakes.append(Mistake(override.key_or_group, override.get_value_string(), str(error)))
 
 
-def _arms(draft: _Draft, study: Mapping[str, Any], composer: Composer) -> list[Arm]:
+def _arms(draft: _Draft, study: Mapping[str, Any]) -> list[Arm]:
     """Named arms crossed with swept keys, zipped rows and the cells of a grid."""
     named = draft.arms or {"": []}
     axes = [list(values) for values in draft.axes.values()]
@@ -266,12 +273,12 @@ def _once(mistakes: Sequence[Mistake]) -> list[Mistake]:
     return list({str(mistake): mistake for mistake in mistakes}.values())
 
 
-def _name(config: Mapping[str, Any], draft: _Draft) -> str:
+def _name(config: Mapping[str, Any], draft: _Draft, fixed: Sequence[str]) -> str:
     """The sweep's name; else its swept keys and a hash of what is fixed, so that it can resume."""
     if config["sweep"]["name"]:
         return str(config["sweep"]["name"])
     keys = [key.rsplit(".", 1)[-1] for key in (*draft.axes, *(entry.key for entry in draft.space))]
-    rest = [text for text in draft.fixed if ov.key_of(text) not in ("plan", "results")
+    rest = [text for text in fixed if ov.key_of(text) not in ("plan", "results")
             and ov.key_of(text).split(".")[0] not in ("engine", "tracking")]  # fmt: skip
     stem = "+".join(keys) or "seeds"
     return f"{stem}_{hashlib.sha256(' '.join(sorted(rest)).encode()).hexdigest()[:6]}" if rest else stem

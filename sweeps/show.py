@@ -173,8 +173,3 @@ def _print_flat(plan: Plan, console: Console) -> None:
     for size in sizes:
         shares = ", ".join(f"{flat_share(rate, size):.0%} at p={rate:g}" for rate in SUCCESS_RATES)
         console.print(f"Groups of {size} without a signal (p^G + (1-p)^G): {shares}.", markup=False)
-        if size == 2:
-            console.print(
-                Text("Warning: groups of 2 give at most half of them a signal; take sampling.group_size=8.",
-                     style="yellow")
-            )  # fmt: skip

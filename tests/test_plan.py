@@ -247,16 +247,30 @@ def test_an_unknown_factor_or_baseline_is_refused(mistakes):
     assert "the arms are a, b" in mistakes(file={"arms": ARMS, "baseline": "c"})
 
 
-def test_a_group_choice_that_something_sets_over_is_told(plan, mistakes):
-    arms = {"a": [], "b": ["loss=clip_higher", "loss.aggregation=constant", "loss.high=0.28", "loss.low=0.1"]}
-    assert plan(file={"arms": arms}).warnings == []
-    arms = {"a": ["loss.high=0.3"], "b": ["loss=gspo"]}
-    warned = plan(file={"arms": arms}, loss={"aggregation": "constant"}).warnings
-    assert len(warned) == 1 and "loss=gspo wants loss.aggregation=sequence_mean" in warned[0]
-    assert "sets loss.aggregation=constant, which wins" in warned[0]
-    arms = {"a": [], "b": ["loss=clip_higher", "optim.lr=1e-5"]}
-    text = mistakes("loss.high=0.25", file={"arms": arms})
-    assert "b: loss=clip_higher: has no effect" in text and "loss.high=0.25" in text
+def test_a_typed_choice_beats_the_sweep_file_and_a_typed_value_beats_both(plan):
+    body = {"optim": {"lr": 3e-5, "minibatches": 2}, "loss": {"aggregation": "constant"}}
+    made = plan("optim=large_model", "optim.minibatches=8", file={"arms": {"a": [], "b": ["loss=gspo"]}}, **body)
+    a, b = made.runs
+    assert {run.config["optim"]["lr"] for run in made.runs} == {1e-6}, "the choice of the command line"
+    assert {run.config["optim"]["minibatches"] for run in made.runs} == {8}, "its value"
+    assert (a.config["loss"]["aggregation"], b.config["loss"]["aggregation"]) == ("constant", "sequence_mean")
+    assert made.make_run({"loss": "gspo"}, 0).config["loss"] == b.config["loss"]
+    kept = plan("loss.aggregation=token_mean", file={"arms": {"a": [], "b": ["loss=gspo"]}}, **body)
+    assert {run.config["loss"]["aggregation"] for run in kept.runs} == {"token_mean"}
+
+
+def test_a_preset_sets_its_pieces_over_a_sweep_file_but_not_over_typed_pieces(plan):
+    body = {"data": {"kind": "plain"}, "overlong": {"kind": "soft"}}
+    (run,) = plan("algo=dapo", "overlong=none", file={}, **body).runs
+    assert (run.config["data"]["kind"], run.config["overlong"]["kind"]) == ("dynamic_sampling", "none")
+
+
+def test_a_sampler_typed_beside_a_sweep_file_is_the_one_used(plan):
+    assert plan("+sweep=lr_search", "study=random").study["sampler"] == "random"
+
+
+def test_a_typed_value_that_every_arm_sets_over_is_refused(mistakes):
+    assert "loss.high=0.5: has no effect: every arm sets it" in mistakes("loss.high=0.5", file={"arms": ARMS})
 
 
 def test_mistakes_of_all_arms_and_of_the_sweep_come_at_once(mistakes):
@@ -411,7 +425,9 @@ def test_the_estimate_comes_from_recorded_runs_where_there_are_any(plan, tmp_pat
 
 
 def test_nothing_is_guessed_for_a_model_never_run_here(plan, tmp_path):
-    made = plan("model=hf", "model.path=some/model", "task.kind=records", "task.path=x.jsonl", "loss=symmetric,gspo")
+    data = tmp_path / "x.jsonl"
+    data.write_text('{"question": "1+1", "answer": "2"}\n')
+    made = plan("model=hf", "model.path=some/model", "task=records", f"task.path={data}", "loss=symmetric,gspo")
     assert SpeedBook(tmp_path).estimate(made.runs[0].config) is None
     assert "no recorded speed" in shown(made, tmp_path)
 
