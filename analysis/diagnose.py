@@ -110,7 +110,8 @@ def _evidence(evidence: dict[str, Any]) -> str:
         elif isinstance(value, float):
             parts.append(f"{name} {value:.4g}")
         elif isinstance(value, list):
-            parts.append(f"{name} {', '.join(str(item) for item in value[:6])}" if value else f"{name} none")
+            shown = [f"{item:g}" if isinstance(item, int | float) else str(item) for item in value[:6]]
+            parts.append(f"{name} {', '.join(shown) or 'none'}")
         else:
             parts.append(f"{name} {value}")
     return ", ".join(parts)

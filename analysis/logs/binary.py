@@ -135,7 +135,7 @@ def read_wandb(path: Path) -> Log:
         step = to_number(record.get(column))
         if step is None:  # a row logged beside the trainer's own counter belongs to the step before it
             step = table.last if table.last is not None else 0.0
-        table.add(step, {name: value for name, value in record.items() if name != column})
+        table.add(step, {n: value for n, value in record.items() if n != column and not n.startswith("_")})
     rows, more = table.finish()
     return Log(path, "W&B offline run", rows, notes + more)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reasonrl.alerts.names import STEP_NAMES, normalise
+from reasonrl.alerts.names import STEP_NAMES, normalise, translate
 
 MISSING = {"", "none", "null", "no log", "n/a", "na", "-", "--", "<na>", "missing"}
 NAN = {"nan", "-nan", "+nan", "nan(ind)", "-nan(ind)", "1.#qnan", "#num!"}
@@ -120,7 +120,9 @@ class Table:
         old = self.rows.get(step)
         if old is None:
             self.rows[step] = row
-        elif old.keys() & row.keys():  # written again; an evaluation beside it stays
+        elif any(
+            name in old and not _is_bookkeeping(name) for name in row
+        ):  # written again; an evaluation beside it stays
             self.rewritten.add(step)
             self.rows[step] = {name: v for name, v in old.items() if _is_eval(name) and name not in row} | row
         else:
@@ -145,6 +147,12 @@ class Table:
         if texts:
             notes.append(f"columns with text, left out: {', '.join(texts[:8])}{' ...' if len(texts) > 8 else ''}")
         return sorted(self.rows.items()), notes
+
+
+def _is_bookkeeping(name: str) -> bool:
+    """Columns that train and evaluation rows of one step share: epoch, clocks, counters."""
+    found = translate(name)
+    return found is not None and not found[0]
 
 
 def _is_eval(name: str) -> bool:

@@ -86,7 +86,9 @@ def reward_collapse(h: History, t: Limits) -> Finding | None:
     signs = damage(h, t)
     if not (fall.beyond(t["fall"]) or (signs and fall.beyond(t["fall_with_damage"]))):
         return None
-    evidence = numbers(reward=fall.now.mean, best=fall.best.mean, lost=fall.share, z=fall.z) | {"damage": signs}
+    evidence = numbers(reward=fall.now.mean, best=fall.best.mean, lost=fall.share, z=min(fall.z, 999.0)) | {
+        "damage": signs
+    }
     evidence |= {"best_window": [fall.best.start, fall.best.end], "window": [fall.now.start, fall.now.end]}
     levels = f"{fall.best.mean:.3g} to {fall.now.mean:.3g}"
     text = f"The train reward lost {percent(fall.share)} of its best window ({levels})"

@@ -1,0 +1,100 @@
+"""Every name of the table of other trainers' logs, and the traps in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from reasonrl.alerts.names import translate, translate_row, unknown
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        # TRL, Unsloth, ms-swift
+        ("reward", "reward/total"),
+        ("reward_std", "reward/std"),
+        ("rewards/accuracy_reward/mean", "reward/accuracy_reward"),
+        ("rewards / match_format_exactly / mean", "reward/match_format_exactly"),
+        ("rewards / check_answer", "reward/check_answer"),
+        ("completions/mean_length", "length/mean"),
+        ("completions / mean_length", "length/mean"),
+        ("completions / clipped_ratio", "length/truncated"),
+        ("completion_length", "length/mean"),
+        ("frac_reward_zero_std", "groups/flat"),
+        ("clip_ratio/region_mean", "clip/fraction"),
+        ("clip_ratio", "clip/fraction"),
+        ("entropy", "entropy/mean"),
+        ("kl", "kl/ref"),
+        ("Training Loss", "loss/total"),
+        ("learning_rate", "optim/lr"),
+        ("eval_reward", "eval/reward"),
+        ("eval_rewards/correctness_reward/mean", "eval/correctness_reward"),
+        ("train/rewards/accuracy_reward/mean", "reward/accuracy_reward"),
+        # verl
+        ("critic/score/mean", "reward/total"),
+        ("actor/entropy", "entropy/mean"),
+        ("actor/entropy_loss", "entropy/mean"),
+        ("actor/kl_loss", "kl/ref"),
+        ("critic/kl", "kl/ref"),
+        ("actor/pg_clipfrac", "clip/fraction"),
+        ("response_length/mean", "length/mean"),
+        ("response_length/clip_ratio", "length/truncated"),
+        ("actor/grad_norm", "optim/grad_norm"),
+        ("val-core/openai/gsm8k/acc/mean@1", "eval/openai/gsm8k"),
+        ("val/test_score/openai/gsm8k", "eval/openai/gsm8k"),
+        # OpenRLHF, tinker-cookbook, slime
+        ("rollout/reward_mean", "reward/total"),
+        ("ppo_clip_ratio", "clip/fraction"),
+        ("response_length", "length/mean"),
+        ("actor_grad_norm", "optim/grad_norm"),
+        ("env/all/reward/total", "reward/total"),
+        ("reward/mean", "reward/total"),
+        ("env/all/format", "reward/format"),
+        ("optim/entropy", "entropy/mean"),
+        ("kl_sample_train_v1", "shift/kl_old"),
+        ("by_group/frac_all_bad", "groups/all_wrong"),
+        ("test/env/all/reward/total", "eval/reward"),
+        ("rollout/raw_reward", "reward/total"),
+        ("train/entropy_loss", "entropy/mean"),
+        ("train/kl_loss", "kl/ref"),
+        ("train/pg_clipfrac", "clip/fraction"),
+        ("rollout/response_len", "length/mean"),
+        ("eval/aime24", "eval/aime24"),
+        # ours
+        ("shift/ratio_q99", "shift/ratio_q99"),
+        ("reward/total", "reward/total"),
+        ("eval/accuracy", "eval/accuracy"),
+    ],
+)
+def test_name_is_translated(theirs, ours):
+    assert translate(theirs)[0] == ours
+
+
+def test_kl_to_the_sampling_policy_is_not_kl_to_the_reference():
+    for name in ("actor/ppo_kl", "train/ppo_kl", "ppo_kl"):
+        assert translate(name)[0] == "shift/kl_old"
+
+
+def test_batch_spread_of_a_part_is_not_the_spread_of_groups():
+    assert translate("rewards/accuracy_reward/std")[0] == ""
+    assert translate_row({"rewards/x/std": 5.1, "reward_std": 0.0}) == {"rewards/x/std": 5.1, "reward/std": 0.0}
+
+
+def test_best_of_several_tries_is_no_score():
+    assert translate("val-core/aime/acc/best@32/mean")[0] == ""
+
+
+def test_of_two_spellings_the_first_of_the_table_wins_whatever_the_order():
+    row = {"critic/rewards/mean": 0.4, "critic/score/mean": 0.5}
+    assert translate_row(row) == translate_row(dict(reversed(row.items()))) == {"reward/total": 0.5}
+
+
+def test_unknown_names_are_listed_and_kept_but_steps_are_not_unknown():
+    assert unknown(["step", "reward", "entropy_mb0", "epoch", "train/global_step"]) == ["entropy_mb0"]
+    assert translate_row({"entropy_mb0": 0.2}) == {"entropy_mb0": 0.2}
+
+
+def test_the_two_clip_sides_make_the_fraction():
+    assert translate_row({"clip_ratio/low_mean": 0.1, "clip_ratio/high_mean": 0.2})["clip/fraction"] == pytest.approx(
+        0.3
+    )
