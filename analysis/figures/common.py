@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -244,7 +245,8 @@ def say_missing(ax: Axes, text: str) -> None:
     ax.grid(False)
     for spine in ax.spines.values():
         spine.set(visible=True, color=MUTED, linestyle=(0, (2, 2)))
-    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=MUTED, wrap=True, fontsize=7)
+    words = textwrap.fill(text, 28)
+    ax.text(0.5, 0.5, words, transform=ax.transAxes, ha="center", va="center", color=MUTED, fontsize=7)
 
 
 def add_note(ax: Axes, text: str) -> None:

@@ -104,9 +104,9 @@ def metric_panel(
     if finite.empty or hidden == len(finite):
         say_missing(ax, _why_empty(results, points, metric))
         return pd.DataFrame(columns=list(NUMBERS))
-    thin = {"linewidth": 0.6, "zorder": 2, "alpha": 0.38 if finite["step"].nunique() <= 60 else 0.2}
+    faint = 0.38 if finite["step"].nunique() <= 60 else 0.2
     for (arm, _), run in finite.groupby(["arm", "key"], sort=False, observed=True):
-        ax.plot(run["step"], run[metric], color=styles[arm].colour, **thin)
+        ax.plot(run["step"], run[metric], color=styles[arm].colour, linewidth=0.6, alpha=faint, zorder=2)
     summary = mean_over_seeds(finite, "step", metric)
     seeds = finite.groupby("arm", observed=True)["key"].nunique()
     marked = metric.startswith("eval/") and finite["step"].nunique() <= 12
@@ -122,13 +122,16 @@ def metric_panel(
     ax.set_xlim(0 if finite["step"].min() <= 1 else None, last * 1.02 if last else 1)
     stops = stops_of(results, points, metric)
     mark_stops(ax, stops, styles)
+    ratio = _ratio(points)
     remarks = _remarks(results, points, metric, arms, seeds)
+    if len({round(value, 6) for value in ratio.values()}) > 1:
+        remarks.append("gradient steps per rollout step differ")
     if hidden:
         remarks.append(f"{hidden} values of 0 not shown")
     if remarks:
         add_note(ax, "\n".join(remarks))
     ax.set_gid(f"panel:{metric}")
-    return _numbers(metric, finite, summary, stops, _ratio(points))
+    return _numbers(metric, finite, summary, stops, ratio)
 
 
 def _is_share(metric: str) -> bool:

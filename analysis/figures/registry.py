@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis.figures import comparisons, dashboard, mechanism, objective, stops
+from analysis.figures import comparisons, ladder, mechanism, objective, run_panels, searches, stops
 from analysis.figures.common import settle
+from analysis.figures.trials import axes_of
 from analysis.load import Results
 from analysis.style import drawing, new_figure
 
@@ -143,13 +144,37 @@ FIGURES: dict[str, FigureSpec] = {
         ),
         FigureSpec(
             "dashboard",
-            dashboard.dashboard,
+            run_panels.dashboard,
             "One run, all metric families",
             "The first stopped run, else the one with most alerts. Shaded: the window an alert looked at (grey note, "
             "red flag and stop), dashed its end, with the code in the first row. Empty panels were not recorded.",
             (),
             lambda results: bool(len(results.alerts)) or len(results.runs) == 1,
             {"single": 8.2, "double": 6.6},
+        ),
+        FigureSpec(
+            "search",
+            searches.search,
+            "What the search found",
+            "Importance: PED-ANOVA over complete configurations only, red the level chance alone reaches (95 % of "
+            "shuffled scores); configurations that were stopped have no final score, are left out and counted. "
+            "Lines: one per configuration, darker is better, dashed the best. Below: circles complete, crosses "
+            "stopped (at their last score), star the best; a best value at the edge of its range is marked.",
+            (),
+            lambda results: bool(axes_of(results)),
+            searches.heights,
+        ),
+        FigureSpec(
+            "dapo_ladder",
+            ladder.dapo_ladder,
+            "The DAPO ladder: published, built up here, taken away here",
+            "Left: the paper's rungs, one run each, with 2.1 points of evaluation noise; most rungs are inside it. "
+            "Middle: final held-out accuracy as pieces are added; rings are seeds, the mark their mean with its 95 % "
+            "t interval. Right: the whole with one piece taken away minus the whole, paired by seed. A stopped run "
+            "counts as its last score. Other model, other task: compare the order, not the size.",
+            ("eval/accuracy",),
+            ladder.is_ladder,
+            {"single": 5.6, "double": 2.4},
         ),
     )
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -70,7 +71,7 @@ def _bars(ax: Axes, runs: pd.DataFrame) -> None:
         rows, left, left=runs["steps_done"], height=0.62, facecolor="none", edgecolor=MUTED, linewidth=0.4, zorder=2
     )
     saved = runs[runs["saved"] > 0]
-    hatched = {"facecolor": "none", "edgecolor": MUTED, "hatch": "////", "linewidth": 0.4, "zorder": 2}
+    hatched: dict[str, Any] = {"facecolor": "none", "edgecolor": MUTED, "hatch": "////", "linewidth": 0.4, "zorder": 2}
     ax.barh(saved.index, saved["saved"], left=saved["steps_done"], height=0.62, **hatched)
     ax.set_ylim(len(runs) - 0.4, -0.6)
     ax.set_xlim(0, float(runs["steps_planned"].max()) * 1.01)

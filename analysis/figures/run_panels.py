@@ -122,8 +122,8 @@ def _draw_panel(ax: Axes, panel: Panel, rows: pd.DataFrame, evals: pd.DataFrame)
         return pd.DataFrame()
     ax.set_gid("dashboard")
     if len(out) > 1:
-        ax.legend(fontsize=5.6, loc="best", handlelength=2.4, borderpad=0.1, labelspacing=0.2, frameon=True)
-        ax.get_legend().get_frame().set(facecolor=PAPER, alpha=0.75, linewidth=0)
+        legend = ax.legend(fontsize=5.6, loc="best", handlelength=2.4, borderpad=0.1, labelspacing=0.2, frameon=True)
+        legend.get_frame().set(facecolor=PAPER, alpha=0.75, linewidth=0)
     if bad:
         ax.annotate(f"{bad} not finite", (0.98, 0.04), xycoords="axes fraction", ha="right", fontsize=5.6, color=ALERT)
     return pd.concat(out, ignore_index=True)
