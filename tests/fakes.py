@@ -104,6 +104,26 @@ def train(config: Mapping[str, Any], run_dir: Path, on_event: Callable[[Event], 
 train.takes_dict = True  # type: ignore[attr-defined]
 
 
+def spy(config: Mapping[str, Any], run_dir: Path, on_event: Callable[[Event], str | None]) -> None:
+    """A "trainer" that tells which variables its worker was started with."""
+    names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    on_event({"type": "spy", "seen": {name: os.environ.get(name) for name in names}})
+
+
+spy.takes_dict = True  # type: ignore[attr-defined]
+
+
+def train_on_ranks(config: Mapping[str, Any], run_dir: Path, on_event: Callable[[Event], str | None]) -> None:
+    """A trainer on several processes: every rank leaves a file, the first one trains."""
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    (run_dir / f"rank_{rank}_of_{size}").touch()
+    if rank == "0":
+        train(config, run_dir, on_event)
+
+
+train_on_ranks.takes_dict = True  # type: ignore[attr-defined]
+
+
 def _loop(run: _Run) -> Summary:
     config, steps = run.config, int(run.config["steps"])
     step, chain = _newest(run.run_dir / "checkpoints")

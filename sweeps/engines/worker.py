@@ -49,14 +49,15 @@ def main() -> None:
     began = time.monotonic()
     try:
         train = load_function(args.train)
-        prepare_torch(args.train, args.threads, args.share, args.gpus)
+        if args.gpus <= 1:
+            prepare_torch(args.train, args.threads, args.share, args.gpus)
     except BaseException as error:  # whatever keeps a worker from starting has to be told
         link.tell({"type": "broken", **describe_exception(error)})
         raise SystemExit(1) from None
     link.tell({"type": "ready", "pid": os.getpid(), "seconds": round(time.monotonic() - began, 3)})
     while (message := link.next()) is not None and message["type"] != "quit":
         if message["type"] == "run":
-            link.tell(run_one(link, train, message, args.gpus))
+            link.tell(run_one(link, train, message, args))
 
 
 def die_with(coordinator: int) -> None:
@@ -145,6 +146,14 @@ class Link:
                 return command
         return None
 
+    def put_back(self, command: Message) -> None:
+        """Keep a command for later."""
+        self._commands.insert(0, command)
+
+    def forward(self, line: str) -> None:
+        """Send a message that is a line of JSON already."""
+        self._send(line)
+
     def _read(self) -> None:
         with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
             for line in lines:
@@ -170,13 +179,10 @@ class Reporter:
 
     def __init__(self, link: Link, job: Message, log: Path) -> None:
         self._link, self._job, self._log = link, job, log
-        self.ended: Message | None = None
         self._decision: Decision = None
 
     def __call__(self, event: Mapping[str, Any]) -> Decision:
         kind = event.get("type")
-        if kind == "end":
-            self.ended = dict(event)
         if kind not in NOT_FORWARDED:
             self._link.tell_event(self._job["key"], event)
         if kind == "end":
@@ -211,27 +217,35 @@ def _reached(event: Mapping[str, Any], step: int | None) -> bool:
     return step is not None and event.get("type") != "start" and isinstance(at, int) and at >= step
 
 
-def run_one(link: Link, train: Callable[..., Any], job: Message, gpus: int = 0) -> Message:
-    """Train one run and say how it ended: a message "done" or "failed"."""
-    key, run_dir = job["key"], Path(job["run_dir"])
+def run_one(link: Link, train: Callable[..., Any], job: Message, args: argparse.Namespace) -> Message:
+    """Train one run here, or on several processes, and say how it ended: a message "done" or "failed"."""
+    run_dir = Path(job["run_dir"])
     run_dir.mkdir(parents=True, exist_ok=True)
     redirect_output(run_dir / "worker.log")
-    report = Reporter(link, job, run_dir / "events.jsonl")
-    answer: Message = {"type": "done", "key": key}
-    try:
-        if gpus > 1:
-            from sweeps.engines.ranks import train_on_ranks
+    if args.gpus > 1:
+        from sweeps.engines.ranks import launch
 
-            train_on_ranks(train, job, run_dir, report, gpus)
-        else:
-            train(make_config(train, job["config"]), run_dir, report)
+        return launch(link, args.train, job, run_dir, args.gpus, args.threads)
+    return {**train_one(link, train, job), **memory_left()}
+
+
+def train_one(link: Link | None, train: Callable[..., Any], job: Message) -> Message:
+    """Train one run in this process; without a link (a rank that is not the first) nothing is reported."""
+    key, run_dir = job["key"], Path(job["run_dir"])
+    report = Reporter(link, job, run_dir / "events.jsonl") if link is not None else _silent
+    try:
+        train(make_config(train, job["config"]), run_dir, report)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit from user code must not end a warm worker silently
         answer = {"type": "failed", "key": key, **describe_exception(error)}
         sys.stderr.write(answer.get("traceback") or answer["message"])
-    answer["ended"] = report.ended
-    return {**answer, **memory_left()}
+        return answer
+    return {"type": "done", "key": key}
+
+
+def _silent(event: Mapping[str, Any]) -> Decision:
+    return None
 
 
 def make_config(train: Callable[..., Any], config: dict[str, Any]) -> Any:

@@ -1,0 +1,316 @@
+"""Slots and worker processes: who gets which device, what a worker sees before torch loads, and how it dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reasonrl.errors import EngineError
+from reasonrl.events import read_events
+from sweeps import summary
+from sweeps.engines.base import Message, Slot, choose_devices, lay_out
+from sweeps.engines.local import LocalEngine
+from sweeps.failures import classify, halve_micro_batch, may_retry
+from sweeps.runner import run
+from sweeps.seats import Seat
+from tests.fakes import base_config, make_plan
+
+ROOT = Path(__file__).resolve().parent.parent
+SETTINGS: dict[str, Any] = {"slots": 1, "devices": [], "train": "tests.fakes:train", "threads": 1}
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[LocalEngine]:
+    made = LocalEngine(SETTINGS, tmp_path / "workers")
+    yield made
+    made.close()
+
+
+def listen(engine: LocalEngine, until: Callable[[Message], bool], timeout: float = 30.0) -> list[Message]:
+    """Messages up to the first for which `until` holds."""
+    heard: list[Message] = []
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        for _, message in engine.poll(0.1):
+            heard.append(message)
+            if until(message):
+                return heard
+    raise AssertionError(f"waited in vain; heard {heard}")
+
+
+def job(run_dir: Path, steps: int = 6, **fake: Any) -> Message:
+    config = {**base_config(steps, **fake), "seed": 0}
+    return {"type": "run", "key": "k", "run_dir": str(run_dir), "config": config, "pause_at": None, "on_alert": "stop"}
+
+
+def is_type(*kinds: str) -> Callable[[Message], bool]:
+    return lambda message: message["type"] in kinds
+
+
+# -- laying out slots -------------------------------------------------------------------------------------------------
+
+
+def test_one_slot_per_gpu_by_default() -> None:
+    slots = lay_out({}, ["0", "1", "2"], cores=12).slots
+    assert [slot.devices for slot in slots] == [("0",), ("1",), ("2",)]
+    assert [slot.threads for slot in slots] == [4, 4, 4]
+
+
+def test_runs_that_share_a_gpu_spread_over_all_gpus_first_and_share_its_memory() -> None:
+    slots = lay_out({"trials_per_gpu": 2}, ["0", "1"], cores=8).slots
+    assert [slot.devices for slot in slots] == [("0",), ("1",), ("0",), ("1",)]
+    assert {slot.share for slot in slots} == {0.5}
+
+
+def test_several_gpus_per_run_and_the_rest_is_named() -> None:
+    layout = lay_out({"per_trial_gpus": 2}, ["GPU-a", "GPU-b", "GPU-c"], cores=4)
+    assert [slot.devices for slot in layout.slots] == [("GPU-a", "GPU-b")]
+    assert "GPU-c" in layout.notes[0]
+
+
+def test_without_a_gpu_two_cpu_slots_share_the_cores() -> None:
+    slots = lay_out({}, [], cores=6).slots
+    assert [(slot.devices, slot.threads) for slot in slots] == [((), 3), ((), 3)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "visible", "words"),
+    [
+        ({"slots": 3}, ["0"], "engine.trials_per_gpu=3"),
+        ({"per_trial_gpus": 4}, ["0", "1"], "Choose at most 2"),
+        ({"per_trial_gpus": 2}, [], "no GPU is visible"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_cure(settings: dict[str, Any], visible: list[str], words: str) -> None:
+    with pytest.raises(EngineError, match=words):
+        lay_out(settings, visible, cores=4)
+
+
+def test_an_existing_cuda_visible_devices_is_respected() -> None:
+    fence = {"CUDA_VISIBLE_DEVICES": "2,GPU-beef"}
+    assert choose_devices(None, fence, ["0", "1", "2", "3"]) == ["2", "GPU-beef"]
+    assert choose_devices(["GPU-beef"], fence, []) == ["GPU-beef"]
+    with pytest.raises(EngineError, match="CUDA_VISIBLE_DEVICES=2,GPU-beef"):
+        choose_devices(["0"], fence, ["0", "1", "2", "3"])
+    assert choose_devices(None, {"CUDA_VISIBLE_DEVICES": ""}, ["0"]) == []
+
+
+def test_a_device_named_twice_is_refused() -> None:
+    with pytest.raises(EngineError, match="trials_per_gpu"):
+        choose_devices(["0", "0"], {}, ["0", "1"])
+
+
+def test_a_slot_sets_devices_and_threads_before_anything_is_imported() -> None:
+    env = Slot(0, ("1", "3"), threads=5).environment()
+    assert env["CUDA_VISIBLE_DEVICES"] == "1,3"
+    assert env["OMP_NUM_THREADS"] == env["MKL_NUM_THREADS"] == "5"
+
+
+# -- the worker process -----------------------------------------------------------------------------------------------
+
+
+def test_one_worker_trains_many_runs_and_prints_into_their_folders(engine: LocalEngine, tmp_path: Path) -> None:
+    (slot,) = engine.slots()
+    engine.start(slot)
+    pids = set()
+    for name in ("one", "two"):
+        engine.send(slot, job(tmp_path / name))
+        heard = listen(engine, is_type("done", "failed"))
+        assert heard[-1]["type"] == "done" and heard[-1]["rss_mb"] > 1
+        pids |= {message["event"]["pid"] for message in heard if message.get("event", {}).get("type") == "start"}
+        assert (tmp_path / name / "worker.log").exists()
+        logged = [event["type"] for event in read_events(tmp_path / name / "events.jsonl")]
+        assert logged == [message["event"]["type"] for message in heard if message["type"] == "event"]
+    assert len(pids) == 1
+
+
+def test_a_worker_sees_its_devices_and_threads(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "devices": ["fake:0", "fake:1"], "slots": None, "threads": 3, "train": "tests.fakes:spy"}
+    engine = LocalEngine(settings, tmp_path / "workers")
+    try:
+        assert [slot.devices for slot in engine.slots()] == [("fake:0",), ("fake:1",)]
+        second = engine.slots()[1]
+        engine.start(second)
+        engine.send(second, job(tmp_path / "r"))
+        heard = listen(engine, is_type("done", "failed"))
+        seen = next(message["event"]["seen"] for message in heard if message["type"] == "event")
+        assert seen == {"CUDA_VISIBLE_DEVICES": "fake:1", "OMP_NUM_THREADS": "3", "MKL_NUM_THREADS": "3"}
+    finally:
+        engine.close()
+
+
+def test_a_stop_acts_within_the_step(engine: LocalEngine, tmp_path: Path) -> None:
+    (slot,) = engine.slots()
+    engine.start(slot)
+    engine.send(slot, job(tmp_path / "r", steps=500, sleep=0.05))
+    listen(engine, lambda message: message.get("event", {}).get("step") == 3)
+    engine.send(slot, {"type": "stop", "key": "k", "reason": {"code": "USER"}})
+    heard = listen(engine, is_type("done"))
+    end = next(message["event"] for message in heard if message.get("event", {}).get("type") == "end")
+    assert end["status"] == "stopped" and end["step"] <= 5
+    decisions = [event for event in read_events(tmp_path / "r" / "events.jsonl") if event["type"] == "decision"]
+    assert decisions[0]["reason"] == {"code": "USER"}
+
+
+def test_a_command_for_another_run_is_ignored(engine: LocalEngine, tmp_path: Path) -> None:
+    (slot,) = engine.slots()
+    engine.start(slot)
+    engine.send(slot, job(tmp_path / "r", steps=5, sleep=0.05))
+    engine.send(slot, {"type": "stop", "key": "other", "reason": None})
+    heard = listen(engine, is_type("done"))
+    end = next(message["event"] for message in heard if message.get("event", {}).get("type") == "end")
+    assert (end["status"], end["step"]) == ("finished", 5)
+
+
+def test_an_exception_comes_back_with_class_and_traceback_and_the_worker_lives_on(
+    engine: LocalEngine, tmp_path: Path
+) -> None:
+    (slot,) = engine.slots()
+    engine.start(slot)
+    engine.send(slot, job(tmp_path / "r", raise_at=2))
+    failed = listen(engine, is_type("failed"))[-1]
+    assert failed["error_class"] == "user_code" and "ValueError: a bug at step 2" in failed["traceback"]
+    engine.send(slot, job(tmp_path / "s"))
+    assert listen(engine, is_type("done", "exit"))[-1]["type"] == "done"
+
+
+def test_a_killed_worker_is_reported_after_everything_it_said(engine: LocalEngine, tmp_path: Path) -> None:
+    (slot,) = engine.slots()
+    engine.start(slot)
+    engine.send(slot, job(tmp_path / "r", die_at=4))
+    heard = listen(engine, is_type("exit"))
+    assert heard[-1]["signal"] == signal.SIGKILL
+    steps = [message["event"]["step"] for message in heard if message.get("event", {}).get("type") == "step"]
+    assert steps == [1, 2, 3]
+    with pytest.raises(EngineError):
+        engine.send(slot, job(tmp_path / "r"))
+    engine.start(slot)
+    assert listen(engine, is_type("ready"))
+
+
+def test_killing_a_worker_takes_the_processes_it_started(engine: LocalEngine, tmp_path: Path) -> None:
+    (slot,) = engine.slots()
+    engine.start(slot)
+    engine.send(slot, job(tmp_path / "r", steps=500, sleep=0.05, child=60))
+    listen(engine, lambda message: message.get("event", {}).get("step") == 1)
+    pid = engine.pid(slot)
+    assert pid is not None and len(members(pid)) >= 3  # the worker, its guard, its child
+    os.kill(pid, signal.SIGKILL)
+    listen(engine, is_type("exit"))
+    wait_until_gone(pid)
+
+
+def test_a_worker_and_its_children_die_with_their_coordinator(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from sweeps.engines.local import LocalEngine\n"
+        "from tests.test_engine_local import SETTINGS, job, listen\n"
+        "engine = LocalEngine(SETTINGS, Path(sys.argv[1]) / 'workers'); slot = engine.slots()[0]; engine.start(slot)\n"
+        "engine.send(slot, job(Path(sys.argv[1]) / 'r', steps=500, sleep=0.05, child=60))\n"
+        "listen(engine, lambda m: m.get('event', {}).get('step') == 1)\n"
+        "print(engine.pid(slot), flush=True); time.sleep(60)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert members(pid)
+    parent.kill()
+    parent.communicate()
+    wait_until_gone(pid)
+
+
+def test_several_gpus_per_run_are_launched_through_accelerate(tmp_path: Path) -> None:
+    engine = {
+        "devices": ["fake:0", "fake:1"],
+        "slots": None,
+        "per_trial_gpus": 2,
+        "train": "tests.fakes:train_on_ranks",
+    }
+    plan = make_plan(tmp_path / "s", {"a": {}}, seeds=(0,), steps=4, engine=engine)
+    assert run(plan) == 0
+    folder = plan.directory / "runs" / plan.runs[0].key
+    assert sorted(path.name for path in folder.glob("rank_*")) == ["rank_0_of_2", "rank_1_of_2"]
+    assert [event["step"] for event in read_events(folder / "events.jsonl") if event["type"] == "step"] == [1, 2, 3, 4]
+
+
+def members(group: int) -> list[int]:
+    """Pids of the processes in a group that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(pgrp) == group and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def wait_until_gone(group: int) -> None:
+    deadline = time.monotonic() + 10
+    while members(group):
+        assert time.monotonic() < deadline, f"still there: {members(group)}"
+        time.sleep(0.02)
+
+
+# -- failures and their classes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), "oom"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "oom"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "oom"),
+        (FloatingPointError("loss is nan"), "non_finite"),
+        (OSError(28, "No space left on device"), "infrastructure"),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "infrastructure"),
+        (ConnectionResetError(), "infrastructure"),
+        (FileNotFoundError(2, "no such file"), "user_code"),
+        (KeyError("reward"), "user_code"),
+    ],
+)
+def test_failures_are_classified(error: Exception, expected: str) -> None:
+    assert classify(error) == expected
+
+
+def test_retries_by_class() -> None:
+    assert not may_retry([("user_code", 3)], 2)
+    assert not may_retry([("non_finite", 3)], 2)
+    assert may_retry([("oom", 3)], 2) and not may_retry([("oom", 3), ("oom", 3)], 2)
+    assert may_retry([("killed", 3), ("killed", 3)], 2)
+    assert not may_retry([("killed", 3), ("killed", 3), ("killed", 3)], 2)
+    # A run that got further each time is only unlucky.
+    assert may_retry([("killed", step) for step in range(1, 20)], 2)
+
+
+def test_half_a_micro_batch() -> None:
+    config = {"optim": {"micro_batch_size": None, "minibatches": 4}, "data": {"prompts_per_step": 32}}
+    config["sampling"] = {"group_size": 8}
+    assert halve_micro_batch(config) == 32
+    assert halve_micro_batch({"optim": {"micro_batch_size": 6}}) == 3
+    assert halve_micro_batch({"optim": {"micro_batch_size": 1}}) is None
+
+
+def test_a_worker_that_keeps_memory_is_started_anew() -> None:
+    seat = Seat(Slot(0))
+    assert not seat.keeps_memory({"rss_mb": 800.0})
+    assert not seat.keeps_memory({"rss_mb": 1700.0})
+    assert seat.keeps_memory({"rss_mb": 1900.0})
+    seat.restarted()
+    assert not seat.keeps_memory({"rss_mb": 1900.0})
+    assert seat.keeps_memory({"rss_mb": 1900.0, "gpu_mb": 2000.0})
