@@ -103,6 +103,8 @@ _TINY = (
     "careful", "mode_share", "noise", "noise_from", "bracket_share", "guess_bracket", "base_operands",
     "base_steps", "base_seed",
 )  # fmt: skip
+_FOREIGN = ("path", "gguf_file", "revision", "trust_remote_code", "safetensors_only")
+_INERT_ADVANTAGE = {"gdpo": (), "dr_grpo": ("batch_norm", "eps"), "rloo": ("batch_norm", "eps")}
 _ENTROPY_FIELDS = {
     "none": (),
     "top_mask": ("rho", "scope"),
@@ -120,7 +122,8 @@ def _inert_keys(config: Config) -> dict[str, tuple[str, ...]]:
     inert: dict[str, tuple[str, ...]] = {
         "loss": {"cispo": ("low", "high", "dual_clip")}.get(loss.kind, ("cap",)),
         "data": () if config.data.kind == "dynamic_sampling" else ("max_rounds", "patience"),
-        "advantage": () if config.advantage.kind == "gdpo" else ("batch_norm",),
+        "advantage": _INERT_ADVANTAGE.get(config.advantage.kind, ("batch_norm",)),
+        "sampling": ("replay_filter",) if config.sampling.top_p == 1 and config.sampling.top_k == 0 else (),
         "entropy": tuple(
             name.name
             for name in dataclasses.fields(EntropyConfig)
@@ -130,11 +133,13 @@ def _inert_keys(config: Config) -> dict[str, tuple[str, ...]]:
         "task": tuple(
             name.name for name in dataclasses.fields(TaskConfig) if name.name != "kind" and name.name not in task_fields
         ),
-        "model": () if config.model.kind == "tiny" else _TINY,
+        "model": _FOREIGN if config.model.kind == "tiny" else _TINY,
     }
+    if kl.in_reward:
+        inert["kl"] = ("token_weight", "reasoning_weight", "answer_tokens")
     if kl.kind == "off":
         inert["kl"] = ("coef", "in_reward", "token_weight", "reasoning_weight", "answer_tokens")
-    elif kl.token_weight != "answer":
+    elif not kl.in_reward and kl.token_weight != "answer":
         inert["kl"] = ("reasoning_weight", "answer_tokens")
     if config.optim.updates_per_rollout == 1 and loss.kind in ("clip", "gspo", "cispo"):
         # r = 1 on the only update: no clip acts, and GSPO and CISPO have the gradient of the plain loss
@@ -155,6 +160,11 @@ def canonical(config: Config) -> dict[str, Any]:
     for section, names in _inert_keys(config).items():
         for name in names:
             values[section].pop(name, None)
+    for part in values["reward"]["parts"].values():
+        if part["decay_to"] is None:
+            part.pop("decay_at"), part.pop("decay_steps")
+    if not values["model"]["lora"]["r"]:
+        values["model"]["lora"] = {"r": 0}
     return values
 
 
@@ -162,6 +172,13 @@ def run_key(config: Config) -> str:
     """Return the run's identity: 12 hex digits over canonical form (seed included) and code version."""
     text = json.dumps([canonical(config), code_version()], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def doubts(config: Config) -> list[str]:
+    """Return what is allowed and most likely not wanted, for the plan and the run's warnings."""
+    from reasonrl.validate import doubts_about
+
+    return doubts_about(config)
 
 
 def validate(config: Config) -> list:

@@ -15,7 +15,7 @@ from typing import Any
 
 from reasonrl import checkpoint, distributed
 from reasonrl.alerts import Alert, AlertMonitor
-from reasonrl.config import Config, canonical, code_version, run_key, to_dict
+from reasonrl.config import Config, canonical, code_version, doubts, run_key, to_dict
 from reasonrl.data import ProblemStream
 from reasonrl.entropy import Thermostat
 from reasonrl.errors import CheckpointError
@@ -276,7 +276,7 @@ def _start(run: Run) -> None:
     name = config.name or run_key(config)
     start = {"key": run_key(config), "name": name, "seed": config.seed, "steps": config.steps}
     run.emit("start", **start, config=to_dict(config), versions=versions(), resumed_from=resumed, pid=os.getpid())
-    for complaint in complaints:
+    for complaint in complaints + doubts(config):
         run.warn(complaint)
     if not same_run:
         run.warn(f"Forked at step {run.step}: the checkpoint belongs to another configuration; alerts start afresh.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from reasonrl.tasks import TASKS, arithmetic, records
 
 if TYPE_CHECKING:
     from reasonrl.config import Config
+
+GSPO_LARGEST = 0.05  # a clip bound above this is of token size
 
 
 def mistakes_of(config: Config) -> list[Mistake]:
@@ -59,20 +62,34 @@ def _numbers(config: Config) -> Iterator[Mistake]:
         ("eval.problems", config.eval.problems, 1),
         ("eval.samples", config.eval.samples, 1),
         ("eval.every", config.eval.every, 0),
+        ("eval.batch_problems", config.eval.batch_problems, 1),
+        ("reward.ngram", config.reward.ngram, 1),
+        ("kl.answer_tokens", config.kl.answer_tokens, 1),
+        ("kl.reasoning_weight", config.kl.reasoning_weight, 0),
+        ("entropy.coef", config.entropy.coef, 0),
+        ("entropy.target", config.entropy.target, 0),
+        ("entropy.delta", config.entropy.delta, 0),
+        ("entropy.max_coef", config.entropy.max_coef, 0),
+        ("entropy.cov_coef", config.entropy.cov_coef, 0),
+        ("model.base_steps", config.model.base_steps, 1),
+        ("model.lora.r", config.model.lora.r, 0),
         ("checkpoint.every", config.checkpoint.every, 0),
         ("checkpoint.keep", config.checkpoint.keep, 1),
         ("advantage.eps", config.advantage.eps, 0),
     )
     for key, value, low in at_least:
-        if value < low:
+        if not low <= value < math.inf:
             yield Mistake(key, value, f"must be at least {low:g}")
     for key, value in (
         ("optim.lr", config.optim.lr),
         ("sampling.temperature", config.sampling.temperature),
         ("eval.temperature", config.eval.temperature),
     ):
-        if not value > 0:
+        if not 0 < value < math.inf:
             yield Mistake(key, value, "must be above 0")
+    if config.eval.max_new_tokens is not None and config.eval.max_new_tokens < 1:
+        allowed = "must be at least 1, or null for sampling.max_new_tokens"
+        yield Mistake("eval.max_new_tokens", config.eval.max_new_tokens, allowed)
     micro = config.optim.micro_batch_size
     if micro is not None and micro < 1:
         yield Mistake("optim.micro_batch_size", micro, "must be at least 1, or null for the whole minibatch")
@@ -110,6 +127,8 @@ def _sampling(config: Config) -> Iterator[Mistake]:
             sampling.temperature_high,
             "goes with sampling.entropy_threshold: set both or neither",
         )
+    elif sampling.temperature_high is not None and not sampling.temperature_high > 0:
+        yield Mistake("sampling.temperature_high", sampling.temperature_high, "must be above 0")
 
 
 def _losses(config: Config) -> Iterator[Mistake]:
@@ -122,15 +141,13 @@ def _losses(config: Config) -> Iterator[Mistake]:
         yield Mistake("loss.dual_clip", chosen.dual_clip, "must be above 1 (3 in Ye et al. 2020), or null")
     if chosen.cap <= 0:
         yield Mistake("loss.cap", chosen.cap, "must be above 0")
-    if chosen.kind == "gspo" and max(chosen.low, chosen.high) > 0.05:
-        yield Mistake(
-            "loss.high",
-            chosen.high,
-            "is a token-ratio bound; a mean over the sequence moves about a thousand times less, so it never clips",
-            "GSPO uses loss.low=3e-4 loss.high=4e-4 (loss=gspo).",
-        )
     if config.entropy.kind == "top_mask" and not 0 < config.entropy.rho <= 1:
         yield Mistake("entropy.rho", config.entropy.rho, "must be above 0 and at most 1")
+    if config.entropy.kind in ("clip_cov", "kl_cov") and not 0 < config.entropy.cov_share <= 1:
+        yield Mistake("entropy.cov_share", config.entropy.cov_share, "must be above 0 and at most 1")
+    if config.entropy.kind == "clip_cov" and not config.entropy.cov_low < config.entropy.cov_high:
+        allowed = f"must be below entropy.cov_high={config.entropy.cov_high}"
+        yield Mistake("entropy.cov_low", config.entropy.cov_low, allowed)
     limit = config.sampling.max_new_tokens
     if config.overlong.kind == "soft" and not 0 < config.overlong.cache_tokens < limit:
         allowed = f"must be above 0 and below sampling.max_new_tokens={limit}"
@@ -145,7 +162,7 @@ def _kl(config: Config) -> Iterator[Mistake]:
         yield Mistake("kl.coef", chosen.coef, "a number >= 0, or one per domain such as {math: 0, code: 0.001}")
     elif chosen.kind == "off" and any(numbers):
         yield Mistake("kl.coef", chosen.coef, "has no effect with kl.kind=off", "Choose kl=k3_unbiased, k3 or k2.")
-    elif chosen.kind != "off" and not any(numbers) and not chosen.monitor:
+    elif chosen.kind in kl.ESTIMATORS and not any(numbers) and not chosen.monitor:
         cure = "Set kl.coef, or kl=off kl.monitor=true to measure only."
         yield Mistake("kl.coef", chosen.coef, f"is 0, so kl.kind={chosen.kind} changes nothing", cure)
     if chosen.kind == "k1" and not chosen.in_reward:
@@ -167,6 +184,12 @@ def _rewards(config: Config) -> Iterator[Mistake]:
         if part.function is None and name not in rewards.BUILT_IN_PARTS:
             allowed = f"unknown part; built in are {', '.join(rewards.BUILT_IN_PARTS)}"
             yield Mistake(f"reward.parts.{name}", name, allowed, "Give reward.parts.NAME.function=package.module.fn.")
+        if not math.isfinite(part.weight):
+            yield Mistake(f"reward.parts.{name}.weight", part.weight, "must be a finite number")
+        if part.decay_to is not None and part.decay_steps < 1:
+            yield Mistake(f"reward.parts.{name}.decay_steps", part.decay_steps, "must be at least 1")
+    if parts and not any(part.weight or part.decay_to for part in parts.values()):
+        yield Mistake("reward.parts", ", ".join(parts), "all weigh 0, so nothing is rewarded", "Give one a weight.")
     if config.reward.correct <= config.reward.wrong:
         yield Mistake("reward.correct", config.reward.correct, f"must be above reward.wrong={config.reward.wrong}")
     count = len(parts) + (config.overlong.kind == "soft")
@@ -184,10 +207,10 @@ def _rewards(config: Config) -> Iterator[Mistake]:
 def _task_and_model(config: Config) -> Iterator[Mistake]:
     if config.task.kind == "arithmetic":
         yield from arithmetic.check(config.task)
-        if config.model.kind == "tiny" and config.model.base_operands is None:
-            longest = max(config.task.operands, default=0)
-            if longest > arithmetic.MAX_OPERANDS:
-                yield Mistake("task.operands", config.task.operands, f"at most {arithmetic.MAX_OPERANDS}")
+        counts = config.model.base_operands
+        if counts is not None and not all(2 <= count <= arithmetic.MAX_OPERANDS for count in counts or [0]):
+            allowed = f"counts from 2 to {arithmetic.MAX_OPERANDS}, or null for those of the task"
+            yield Mistake("model.base_operands", counts, allowed)
     elif config.model.kind == "tiny":
         yield Mistake(
             "model.kind",
@@ -208,3 +231,20 @@ def _task_and_model(config: Config) -> Iterator[Mistake]:
 
 def _alerts(config: Config) -> Iterator[Mistake]:
     yield from config.alerts.mistakes()
+
+
+def doubts_about(config: Config) -> list[str]:
+    """Return what is allowed and most likely not wanted, in one sentence each."""
+    found = []
+    chosen = config.loss
+    if chosen.kind == "gspo" and max(chosen.low, chosen.high) > GSPO_LARGEST:
+        found.append(
+            f"loss.low={chosen.low:g} loss.high={chosen.high:g} are bounds for token ratios; with loss.kind=gspo the "
+            "mean over a sequence moves about a thousand times less and is never clipped. GSPO uses 3e-4 and 4e-4 "
+            "(loss=gspo)."
+        )
+    if config.sampling.group_size == 2:
+        found.append(
+            "sampling.group_size=2 gives at most half of the groups a signal (p^2 + (1-p)^2 are flat); take 8."
+        )
+    return found
