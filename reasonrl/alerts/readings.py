@@ -153,13 +153,16 @@ def stays_above(series: Series | None, level: float) -> bool:
 
 
 def saturated(h: History) -> bool:
-    """True when the train reward is near its ceiling, so that a quiet policy is no wonder."""
+    """True when the train reward is near its ceiling, so that a quiet policy is no wonder.
+
+    Rewards from 0 to 1 have the ceiling 1; others are held against their own highest value once they rose.
+    """
     reward = h.series("reward/total")
     if reward is None:
         return False
     level = reward.mean()
-    if reward.lowest >= 0 and reward.highest <= 1 + 1e-9 and level >= 0.85:
-        return True
+    if reward.lowest >= 0 and reward.highest <= 1 + 1e-9:
+        return level >= 0.85
     return level - reward.floor() >= 0.85 * (reward.highest - reward.floor()) and gained(h)
 
 
