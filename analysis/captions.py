@@ -110,7 +110,7 @@ def problems_caption(results: Results, skipped: Sequence[str]) -> str:
         "back with another seed. Over seeds and problems: both drawn anew (too narrow with few seeds).",
         "McNemar: problems that only the arm and only the baseline solve (more than half of the samples "
         "right), exact two-sided p, for each seed.",
-        "Bold: the interval over problems leaves out 0.",
+        "Nothing is bold here: whether arms are distinguishable is decided over seeds.",
     ]
     if skipped:
         parts.append(f"Left out: {'; '.join(skipped)}.")

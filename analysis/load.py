@@ -76,7 +76,7 @@ class Results:
         return named if named in arms else (arms[0] if arms else "")
 
     def samples(self, keys: Sequence[str] | None = None) -> pd.DataFrame:
-        """Recorded completions: key, arm, seed, step, prompt, completion, reward, parts (dict), finish."""
+        """Recorded completions with prompt, gold answer, reward, its parts (dict), finish and why it was wrong."""
         chosen = self.runs if keys is None else self.runs[self.runs["key"].isin(keys)]
         folders = {folder.name: folder for folder in run_folders(self.path)}
         out = []
@@ -84,7 +84,7 @@ class Results:
             if key in folders:
                 head = {"key": key, "arm": arm, "seed": seed}
                 out += [head | row for row in _sample_rows(folders[key] / "events.jsonl")]
-        columns = ["key", "arm", "seed", "step", "prompt", "completion", "reward", "parts", "finish"]
+        columns = ["key", "arm", "seed", "step", "prompt", "gold", "completion", "reward", "parts", "finish", "reason"]
         return pd.DataFrame(out, columns=columns)
 
 
