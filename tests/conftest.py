@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-BASE = {"kind": "tiny", "base_steps": 12, "noise": 0.0}
+# Before torch is imported: one thread makes numbers repeatable and lets tests fork.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+BASE = {"kind": "tiny", "base_steps": 12, "noise": 0.0, "device": "cpu"}
 
 
 @pytest.fixture(scope="session")
