@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from reasonrl.config import run_key, validate
+from reasonrl.distributed import launched_rank
 from reasonrl.errors import ConfigError
 from reasonrl.events import Event, read_events
 from sweeps.compose import resolve, typed_config, unknown_keys
@@ -31,7 +32,8 @@ SUMMARY = ("eval/accuracy", "reward/total", "entropy/mean", "length/mean", "grou
 def train_once(cfg: DictConfig) -> int:
     """Train into `run_dir` (default results/single/<key>) and print a summary.
 
-    Returns 0 when the run finished, 3 when it was stopped, 130 when paused.
+    Returns 0 when the run finished, 3 when it was stopped, 130 when paused. Under `accelerate launch` the first
+    process speaks for all.
 
     The same command continues an interrupted run and only reports a finished one. Raises ConfigError with all
     mistakes before anything is written.
@@ -45,22 +47,25 @@ def train_once(cfg: DictConfig) -> int:
         raise ConfigError(mistakes)
     key = run_key(config)
     run_dir = Path(config.run_dir) if config.run_dir else Path(whole["results"]) / "single" / key
+    speaks = launched_rank() == 0
     ended = _last_end(run_dir)
     if ended and ended.get("status") in ("finished", "stopped"):
-        print(f"Run {key} is {ended['status']} at step {ended.get('step')}. Remove {run_dir} to repeat.")
+        if speaks:
+            print(f"Run {key} is {ended['status']} at step {ended.get('step')}. Remove {run_dir} to repeat.")
         return EXIT_CODES[ended["status"]]
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
     from reasonrl.train import train
 
-    with _pause_on_interrupt() as pressed:
+    with _pause_on_interrupt(speaks) as pressed:
         summary = train(config, run_dir, lambda event: "pause" if pressed else None)
-    _print_summary(summary.key, summary.status, summary.step, summary.reason, summary.metrics, run_dir)
+    if speaks:
+        _print_summary(summary.key, summary.status, summary.step, summary.reason, summary.metrics, run_dir)
     return EXIT_CODES.get(summary.status, 1)
 
 
 @contextmanager
-def _pause_on_interrupt() -> Iterator[list[int]]:
+def _pause_on_interrupt(speaks: bool = True) -> Iterator[list[int]]:
     """Collects Ctrl-C: the first lets the step end and writes a checkpoint, the second interrupts at once."""
     pressed: list[int] = []
     before = signal.getsignal(signal.SIGINT)
@@ -70,7 +75,8 @@ def _pause_on_interrupt() -> Iterator[list[int]]:
             signal.signal(signal.SIGINT, before)
             raise KeyboardInterrupt
         pressed.append(number)
-        print("Pausing after this step (Ctrl-C again to leave at once) ...", flush=True)
+        if speaks:
+            print("Pausing after this step (Ctrl-C again to leave at once) ...", flush=True)
 
     signal.signal(signal.SIGINT, handle)
     try:
