@@ -92,12 +92,11 @@ def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
     """Add up the gradients of all processes; one without rows counts as zero."""
     if size() == 1:
         return
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
     bucket: list[torch.Tensor] = []
     for parameter in parameters:
-        bucket.append(parameter.grad)
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        parameter.grad = grad
+        bucket.append(grad)
         if sum(grad.numel() for grad in bucket) >= BUCKET:
             _sum_bucket(bucket)
             bucket = []

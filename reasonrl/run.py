@@ -274,7 +274,7 @@ def _start(run: Run) -> None:
     config = run.config
     resumed = run.step if loaded is not None else None
     name = config.name or run_key(config)
-    start = {"key": run_key(config), "name": name, "seed": config.seed, "steps": config.steps}
+    start: dict[str, Any] = {"key": run_key(config), "name": name, "seed": config.seed, "steps": config.steps}
     run.emit("start", **start, config=to_dict(config), versions=versions(), resumed_from=resumed, pid=os.getpid())
     for complaint in complaints + doubts(config):
         run.warn(complaint)

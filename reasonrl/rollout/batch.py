@@ -115,10 +115,9 @@ def join(groups: list[Group], pad_id: int) -> Rollouts:
         tensors = [getattr(part, name) for part in parts]
         return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1]), value=fill) for t in tensors])
 
-    keep = None
-    if parts[0].keep_BTV is not None:
-        padded = [torch.nn.functional.pad(p.keep_BTV, (0, 0, 0, width - p.ids_BT.shape[1]), value=True) for p in parts]
-        keep = torch.cat(padded)
+    filters = [part.keep_BTV for part in parts if part.keep_BTV is not None]
+    wide = [torch.nn.functional.pad(keep, (0, 0, 0, width - keep.shape[1]), value=True) for keep in filters]
+    keep = torch.cat(wide) if wide else None
     completions = Completions(
         stack("ids_BT", pad_id),
         stack("mask_BT", 0),
