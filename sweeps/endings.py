@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweeps.configuration import Configuration
 from sweeps.failures import halve_micro_batch, may_retry
+from sweeps.findings import Rungs
 from sweeps.interventions import fork
 from sweeps.state import RunState
 
@@ -20,6 +21,7 @@ class Endings:
     def __init__(self, sweep: Coordinator) -> None:
         self._sweep = sweep
         self._tracebacks: set[str] = set()
+        self._rungs = Rungs(sweep.plan, sweep.queue)
 
     def settle(self, run: RunState, message: Mapping[str, Any]) -> None:
         """Carry out everything that follows; `message` is what the worker, or its silence, said of the end."""
@@ -36,6 +38,7 @@ class Endings:
             reason=run.stop_reason() or run.reason, error_class=run.error_class,
         )  # fmt: skip
         sweep.progress.ended(run)
+        self._compare_at_rung()
         if run.status == "paused":
             if sweep.goes_on:
                 sweep.queue.push(run)
@@ -44,6 +47,14 @@ class Endings:
             self._intervene(run)
         for configuration in sweep.book.configurations_of(run):
             self._settle_configuration(configuration, run)
+
+    def _compare_at_rung(self) -> None:
+        line = self._rungs.reached(
+            [c for c in self._sweep.book.configurations if not c.searched], self._sweep.book.metric
+        )
+        if line:
+            self._sweep.ledger.note("rung", message=line)
+            self._sweep.progress.line(line)
 
     def _settle_configuration(self, configuration: Configuration, run: RunState) -> None:
         sweep = self._sweep

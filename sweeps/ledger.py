@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from reasonrl.events import EventLog, read_events
 from sweeps.types import RunSpec
 
@@ -46,22 +48,23 @@ def read_ledger(directory: Path) -> Iterator[dict[str, Any]]:
         yield from read_events(path)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` as a whole: a reader, or a crash, never meets half of it."""
+def write_atomic(path: Path, text: str, sync: bool = True) -> None:
+    """Replace `path` as a whole: a reader, or a killed process, never meets half of it; `sync` waits for the disk."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with draft.open("w") as file:
         file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(draft, path)
 
 
 def save_spec(run_dir: Path, spec: RunSpec) -> None:
-    """Store the run's spec beside its event log, once; it ties the log to its place in the plan."""
-    path = run_dir / SPEC
-    if not path.exists():
+    """Store the run's spec (run.json) and its config (config.yaml) beside its event log, once."""
+    if not (run_dir / SPEC).exists():
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(spec.to_dict(), indent=1))
+        write_atomic(run_dir / "config.yaml", yaml.safe_dump(spec.config, sort_keys=False), sync=False)
+        write_atomic(run_dir / SPEC, json.dumps(spec.to_dict(), indent=1), sync=False)
 
 
 def read_specs(directory: Path) -> dict[str, RunSpec]:

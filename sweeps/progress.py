@@ -164,7 +164,8 @@ def describe_end(run: RunState) -> str:
         reason = run.stop_reason() or {}
         cure = " or ".join(reason.get("intervention") or [])
         advice = f". Try {cure}" if cure else ""
-        return f"{head}: {reason.get('code')} {reason.get('title')}: {reason.get('message')}{advice}"
+        message = str(reason.get("message")).rstrip(".")
+        return f"{head}: {reason.get('code')} {reason.get('title')}: {message}{advice}"
     if run.status == "failed":
         return f"{head} ({run.error_class}): {run.reason}"
     return f"{head}{value}"

@@ -94,6 +94,7 @@ class Search:
         self._abandon = bool(plan.study.get("abandon", True))
         self._asked, self._invalid = 0, 0
         self.configurations: list[Configuration] = []
+        self._by_name: dict[str, Configuration] = {}
         self._open: dict[int, Configuration] = {}
         self._fresh: list[Configuration] = []
 
@@ -188,7 +189,7 @@ class Search:
         runs = [self._book.add_run(spec) for spec in specs]
         configuration = Configuration(self._stage, specs[0].arm, params, runs, searched=True)
         configuration.pending_seeds = list(self._plan.seeds[1:])
-        known = next((c for c in self.configurations if c.name == configuration.name), None)
+        known = self._by_name.get(configuration.name)
         if known is not None:
             # Asked for before: its runs are shared, the new trial is told the same.
             configuration.runs, configuration.pending_seeds = known.runs, []
@@ -200,6 +201,7 @@ class Search:
     def _take(self, configuration: Configuration) -> None:
         self._book.add_configuration(configuration)
         self.configurations.append(configuration)
+        self._by_name.setdefault(configuration.name, configuration)
         self._fresh.append(configuration)
         if not configuration.done:
             self._open[id(configuration)] = configuration

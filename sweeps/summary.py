@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from sweeps.findings import edge_findings
 from sweeps.progress import describe_end, duration
 from sweeps.state import RunState
 
@@ -18,11 +19,10 @@ def conclude(sweep: Coordinator, seconds: float) -> int:
     failed = [run for run in runs if run.status == "failed"]
     code = sweep.exit_code or (1 if failed else 0)
     ended = any(run.status in ("finished", "stopped") for run in runs)
-    report = make_report(sweep) if ended and not sweep.exit_code else None
     for line in summary_lines(sweep, runs, seconds):
         sweep.progress.line(line)
-    if report:
-        sweep.progress.line(report)
+    if ended and not sweep.exit_code:
+        make_report(sweep)
     _track(sweep, runs)
     sweep.ledger.note("concluded", seconds=round(seconds, 3), exit_code=code, counts=counts_of(runs))
     sweep.ledger.close()
@@ -62,23 +62,38 @@ def summary_lines(sweep: Coordinator, runs: list[RunState], seconds: float) -> l
         lines.append(f"  {sweep.barred}; raise it and give the same command to go on")
     if sweep.leaving and open_runs:
         lines.append(f"  {sweep.leaving}; the same command continues where it was left")
+    lines += [f"  {finding['code']} {finding['message']}" for finding in findings(sweep)]
     lines.append(f"  results in {sweep.plan.directory} (study.db, ledger.jsonl, runs/<key>/events.jsonl)")
     return lines
 
 
-def make_report(sweep: Coordinator) -> str | None:
-    """Figures, tables and report; a failure is reported and costs nothing but the report."""
+def findings(sweep: Coordinator) -> list[dict[str, Any]]:
+    """Findings on the search as a whole, noted in the ledger."""
+    plan = sweep.plan
+    if not plan.searched or sweep.leaving:
+        return []
+    maximize = plan.study.get("direction", "maximize") == "maximize"
+    found = []
+    for stage, space in [("", plan.space), *((stage.name, stage.space) for stage in plan.stages)]:
+        mine = [configuration for configuration in sweep.book.configurations if configuration.stage == stage]
+        found += edge_findings(mine, space, maximize)
+    for finding in found:
+        sweep.ledger.note("finding", **finding)
+    return found
+
+
+def make_report(sweep: Coordinator) -> None:
+    """Figures, tables, verdict and report; a failure is said, and costs nothing but the report."""
     try:
         from analysis.report import finish
 
-        made = finish(sweep.plan.directory)
+        finish(sweep.plan.directory)
     except Exception as error:  # whatever the report trips over, the runs are safe on disk
         sweep.ledger.note("report_failed", message=str(error), error=type(error).__name__)
-        return (
+        sweep.progress.line(
             f"  the report could not be made ({type(error).__name__}: {error}); the runs are safe, try again with:"
-            f" python -m analysis report {sweep.plan.name}"
+            f" python -m analysis export {sweep.plan.name}"
         )
-    return str(made) if made else None
 
 
 def table_rows(runs: Iterable[RunState]) -> list[dict[str, Any]]:

@@ -20,11 +20,7 @@ def make_engine(settings: Mapping[str, Any], logs: Path) -> Engine:
         from sweeps.engines.local import LocalEngine
 
         return LocalEngine(settings, logs)
-    if kind == "ray":
-        from sweeps.engines.ray import RayEngine
-
-        return RayEngine(settings, logs)
-    raise EngineError(f"engine.kind={kind} is unknown; choose local or ray.")
+    raise EngineError(f"engine.kind={kind} cannot be had here. Choose engine.kind=local.")
 
 
 __all__ = ["Engine", "make_engine"]
