@@ -102,6 +102,9 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name="base_config", node=SweepRoot, provider="reasonrl")
+    # Hydra copies its config repository, this store included, for every list of group options: 144 times for one
+    # --help. The store hands out copies of its own anyway (`load`), so it can be shared.
+    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
 
 
 def run_section(cfg: Mapping[str, Any]) -> dict[str, Any]:
