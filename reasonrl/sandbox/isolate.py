@@ -49,10 +49,11 @@ def enter_namespaces() -> None:
     helper = os.fork()
     if helper == 0:
         status = 1
+        os.close(ready[1])  # or its own end would keep it waiting when the namespaces are refused
         with contextlib.suppress(OSError):
-            os.read(ready[0], 1)
-            map_users(target, root)
-            status = 0
+            if os.read(ready[0], 1):
+                map_users(target, root)
+                status = 0
         os.write(go[1], bytes([status]))
         os._exit(0)
     sc.unshare(
@@ -123,6 +124,7 @@ def build_root() -> None:
 
 def become_nobody() -> None:
     """Take the program's user and give up all rights."""
+    sc.drop_bounding_set()
     if os.getuid() != 1:
         os.setgroups([])
         os.setresgid(1, 1, 1)
@@ -163,6 +165,7 @@ def main(kind: str, parent: int) -> None:
         die_with_parent(0)
     else:
         os.chdir("/box")
+        sc.drop_bounding_set()
         sc.drop_capabilities()
     sc.prctl(sc.PR_SET_DUMPABLE, 0)  # same user as the program, yet not to be traced or read by it
     sc.deny_dangerous_calls()

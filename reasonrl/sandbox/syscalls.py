@@ -105,12 +105,16 @@ def prctl(option: int, value: int = 0) -> None:
     _check(_libc.prctl(ctypes.c_int(option), *arguments), f"prctl {option}")
 
 
-def drop_capabilities() -> None:
-    """Give up every capability for good, and any way to get one back."""
-    prctl(PR_SET_NO_NEW_PRIVS, 1)
+def drop_bounding_set() -> None:
+    """Let no program that is started from here on have any capability; needs rights, so it comes before losing them."""
     for capability in range(64):
         with contextlib.suppress(OSError):
             prctl(PR_CAPBSET_DROP, capability)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability for good, and any way to get one back."""
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
     header = struct.pack("Ii", 0x20080522, 0)
     _check(_libc.capset(header, bytes(24)), "capset")
 

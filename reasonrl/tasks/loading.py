@@ -10,6 +10,7 @@ import csv
 import gzip
 import io
 import json
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -249,6 +250,8 @@ def _read_hub(name: str, config: str | None, split: str, key: str) -> Iterator[R
         ) from None
     try:
         datasets.disable_progress_bars()
+        for library in ("datasets", "huggingface_hub"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
         rows = datasets.load_dataset(name, config, split=split)
     except Exception as error:  # the package raises many kinds; all mean "no such data here"
         raise DataError(f"{key}={name}: the Hub data set could not be loaded: {_first_line(error)}.") from error
