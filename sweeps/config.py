@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -147,6 +148,9 @@ def validate_sweep(cfg: Mapping[str, Any]) -> list[Mistake]:
                 "Set engine.per_trial_gpus=1 or engine.trials_per_gpu=1.",
             )
         )
+    if sweep["name"] and not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", sweep["name"]):
+        allowed = "names a folder: letters, digits and . _ + - only"
+        mistakes.append(Mistake("sweep.name", sweep["name"], allowed, "Choose the parent folder with results=DIR."))
     if not sweep["seeds"]:
         mistakes.append(Mistake("sweep.seeds", [], "needs at least one seed", "For instance sweep.seeds=[0,1,2]."))
     return mistakes

@@ -292,6 +292,11 @@ def test_a_mistake_all_arms_share_is_said_once(mistakes):
     assert text.count("sampling.group_size=1") == 1 and "1 mistake" in text
 
 
+@pytest.mark.parametrize("name", ["../elsewhere", "a/b", "..", "a b"])
+def test_a_sweep_name_cannot_leave_the_results_folder(mistakes, name):
+    assert "names a folder" in mistakes(file={"arms": ARMS, "name": name})
+
+
 def test_seeds_must_be_whole_numbers(mistakes):
     assert "whole numbers" in mistakes("seed=-1,2", file={"arms": ARMS})
     assert "enumerated" in mistakes("seed=interval(0,3)", file={"arms": ARMS})
