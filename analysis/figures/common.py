@@ -267,6 +267,7 @@ def add_note(ax: Axes, text: str) -> None:
 
 def free_corner(ax: Axes, wide: float = 0.5, tall: float = 0.25) -> tuple[float, float, bool, bool]:
     """The emptiest corner of a panel: (x, y) in axes fractions, and whether it is right and top."""
+    ax.get_xlim(), ax.get_ylim()  # limits are found lazily, and the transform alone does not ask for them
     points = [np.asarray(line.get_xydata(), float) for line in ax.lines]
     places = np.concatenate([np.zeros((0, 2)), *points])
     places = places[np.isfinite(places).all(axis=1)]

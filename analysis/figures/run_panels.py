@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figures.common import say_missing, step_axes
+from analysis.figures.common import free_corner, say_missing, step_axes
 from analysis.figures.curves import is_narrow
 from analysis.load import Results
 from analysis.style import ALERT, MUTED, PALETTE, PAPER
@@ -122,7 +122,9 @@ def _draw_panel(ax: Axes, panel: Panel, rows: pd.DataFrame, evals: pd.DataFrame)
         return pd.DataFrame()
     ax.set_gid("dashboard")
     if len(out) > 1:
-        legend = ax.legend(fontsize=5.6, loc="best", handlelength=2.4, borderpad=0.1, labelspacing=0.2, frameon=True)
+        _, _, right, top = free_corner(ax, wide=0.55, tall=0.35)
+        place = f"{'upper' if top else 'lower'} {'right' if right else 'left'}"  # "best" would search at every draw
+        legend = ax.legend(fontsize=5.6, loc=place, handlelength=2.4, borderpad=0.1, labelspacing=0.2, frameon=True)
         legend.get_frame().set(facecolor=PAPER, alpha=0.75, linewidth=0)
     if bad:
         ax.annotate(f"{bad} not finite", (0.98, 0.04), xycoords="axes fraction", ha="right", fontsize=5.6, color=ALERT)
@@ -140,14 +142,16 @@ def _window(alert: dict[str, object]) -> dict[str, object]:
 
 
 def _shade(ax: Axes, alerts: pd.DataFrame, codes: bool) -> None:
-    seen: set[tuple[object, object]] = set()
+    """Shade every alert's window; `codes` writes which ones end there above the panel."""
+    ends: dict[float, list[str]] = {}
     for alert in alerts.to_dict("records"):
         where = _window(alert)
         colour, alpha = _SHADES.get(str(alert["severity"]), _SHADES["note"])
         start, end = float(str(where["window_start"])), float(str(where["window_end"]))
         ax.axvspan(start, end, color=colour, alpha=alpha, linewidth=0, zorder=0.5)
         ax.axvline(end, color=colour, linewidth=0.6, linestyle=(0, (2, 2)), zorder=0.6)
-        if codes and (alert["code"], end) not in seen:
-            seen.add((alert["code"], end))
-            ax.annotate(str(alert["code"]), (end, 1.0), xycoords=("data", "axes fraction"), ha="right", va="bottom")
-            ax.texts[-1].set(fontsize=5.8, color=ALERT)
+        ends.setdefault(end, []).append(str(alert["code"]))
+    for end, raised in ends.items() if codes else ():
+        text = ", ".join(dict.fromkeys(raised))
+        ax.annotate(text, (end, 1.0), xycoords=("data", "axes fraction"), ha="right", va="bottom")
+        ax.texts[-1].set(fontsize=5.8, color=ALERT)

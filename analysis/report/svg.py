@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.style import ON_DARK, arm_styles, render
+from analysis.verdict import label
 
 _COLOURS = re.compile("|".join(map(re.escape, ON_DARK)))
 _NUMBER = re.compile(r"-?\d+\.\d{3,}")
@@ -30,7 +31,8 @@ def themed_svg(figure: Figure, ident: str, title: str) -> str:
     text = render(figure, "svg").decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'\bid="([^"]+)"', rf'id="{ident}-\1"', text)
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
+    text = re.sub(r'\sid="([^"]+)"', lambda m: f' id="{ident}-{m[1]}"' if m[1] in used else "", text)
     text = re.sub(r"url\(#([^)]+)\)", rf"url(#{ident}-\1)", text)
     text = re.sub(r'xlink:href="#([^"]+)"', rf'href="#{ident}-\1"', text)
     text = _COLOURS.sub(lambda match: f"var({variable(match[0])},{match[0]})", text)
@@ -77,7 +79,8 @@ def hover_data(figure: Figure, numbers: pd.DataFrame, arms: list[str]) -> dict[s
                 "label": ax.get_ylabel(),
                 "unit": _unit(mean),
                 "series": [
-                    {"name": arm, "colour": f"var({variable(styles[arm].colour)})"} | _series(mean[mean["arm"] == arm])
+                    {"name": label(arm), "colour": f"var({variable(styles[arm].colour)})"}
+                    | _series(mean[mean["arm"] == arm])
                     for arm in arms
                     if (mean["arm"] == arm).any()
                 ],
