@@ -211,8 +211,12 @@ def settings() -> list[AlertsConfig]:
     return out
 
 
-def leave_one_source_out(cases: Sequence[Case]) -> tuple[Score, list[str]]:
-    """Choose a setting on all other sources, judge it on the one left out; sum over sources."""
+def leave_one_source_out(cases: Sequence[Case]) -> tuple[Score, list[str], list[Score]]:
+    """Choose a setting on all other sources, judge it on the one left out; sum over sources.
+
+    Chosen is the setting with the fewest good runs stopped, then the most bad runs caught; ties go to the default.
+    Also returned: the setting chosen for each source, and every setting's score on all cases.
+    """
     scored = [case for case in cases if case.scored]
     choices = settings()
     results = [{case.name: run(case, config) for case in scored} for config in choices]
@@ -221,15 +225,15 @@ def leave_one_source_out(cases: Sequence[Case]) -> tuple[Score, list[str]]:
     for source in dict.fromkeys(case.source for case in scored):
         rest = [case for case in scored if case.source != source]
 
-        def worth(index: int, rest: Sequence[Case] = rest) -> tuple[int, int, int]:
+        def worth(index: int, rest: Sequence[Case] = rest) -> tuple[int, int]:
             counts = score(rest, results[index])
-            return (-counts.good_stopped, counts.bad_caught, counts.bad_stopped)
+            return (-counts.good_stopped, counts.bad_caught)
 
         best = max(range(len(choices)), key=worth)  # ties: the earlier, the default first
         config = choices[best]
         chosen.append(f"window {config.window}, confirm {config.confirm}, A03.ratio {config.rules['A03']['ratio']:.2f}")
         held_out |= {case.name: results[best][case.name] for case in scored if case.source == source}
-    return score(scored, held_out), chosen
+    return score(scored, held_out), chosen, [score(scored, result) for result in results]
 
 
 # ---- peers
@@ -329,8 +333,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         print("\npeers: not run; give --peers-python the Python of an environment that has them")
     if not args.quick:
-        counts, chosen = leave_one_source_out(cases)
-        print(f"\nleave one source out over {len(chosen)} sources and {len(settings())} settings")
+        counts, chosen, each = leave_one_source_out(cases)
+        print(f"\nleave one source out over {len(chosen)} sources and {len(each)} settings")
+        clean, caught = sum(one.good_stopped == 0 for one in each), [one.bad_caught for one in each]
+        worst = max(one.good_stopped for one in each)
+        print(f"  on all cases {clean} of {len(each)} settings stop no good run (at most {worst}/{counts.good}), "
+              f"and they catch {min(caught)} to {max(caught)} of {counts.bad} bad ones")  # fmt: skip
         for text in sorted(set(chosen)):
             print(f"  chosen {chosen.count(text)} times: {text}")
         print(f"  graded, held-out sources: {counts.line()}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from reasonrl.alerts.history import History
-from reasonrl.alerts.readings import fell, growth, numbers, percent, risen_by
+from reasonrl.alerts.readings import fell, gained, growth, numbers, percent, reward_flat, risen_by
+from reasonrl.alerts.series import Series
 from reasonrl.alerts.types import Finding, Limits
 
 
@@ -17,8 +18,12 @@ def length_growth(h: History, t: Limits) -> Finding | None:
         if fell(h, t["fall"]):
             return Finding("stop", f"{text} and the train reward fell.", evidence, points)
         return Finding("flag", text + ".", evidence, points)
-    if length is not None and growth(length) > t["ratio"]:
-        times = growth(length)
+    times = growth(length) if length is not None else 0.0
+    if length is not None and times > t["idle_ratio"] and reward_flat(h) and not gained(h):
+        evidence = numbers(length=length.mean(), ratio=times) | {"window": length.span()}
+        message = f"Answers are {times:.1f} times as long as at the start, without any gain in reward."
+        return Finding("flag", message, evidence, times)
+    if length is not None and times > t["ratio"]:
         evidence = numbers(length=length.mean(), ratio=times) | {"window": length.span()}
         return Finding("note", f"Answers are {times:.1f} times as long as at the start.", evidence, times)
     return None
@@ -40,8 +45,10 @@ def length_collapse(h: History, t: Limits) -> Finding | None:
 def all_truncated(h: History, t: Limits) -> Finding | None:
     """A08: in the first rows every answer is cut off and earns nothing: the token budget is too small."""
     cut, reward = h.train.get("length/truncated"), h.train.get("reward/total")
-    if cut is None or reward is None or not t["rows"] <= cut.count <= t["first_rows"]:
+    if cut is None or reward is None or cut.count < t["rows"]:
         return None
+    if cut.count > t["first_rows"]:
+        return _mostly_truncated(h, cut, t)
     if cut.lowest < t["share"] or reward.highest > 0 or reward.lowest != reward.highest:
         return None
     spread, flat = h.train.get("reward/std"), h.train.get("groups/flat")
@@ -52,6 +59,16 @@ def all_truncated(h: History, t: Limits) -> Finding | None:
     evidence = numbers(truncated=cut.mean(), reward=reward.last) | {"window": [cut.first_step, cut.last_step]}
     message = f"Every answer of the first {cut.count} rows is cut off and none earns a reward."
     return Finding("stop", message + " Easier problems would not help; more tokens would.", evidence, 1)
+
+
+def _mostly_truncated(h: History, cut: Series, t: Limits) -> Finding | None:
+    """Later on: from the start nearly all answers are cut off, and the reward does not move."""
+    if cut.count < 2 * t["first_rows"] or not cut.full or gained(h) or not h.ready("reward/total"):
+        return None
+    if min(cut.opening, cut.mean()) < t["mostly"]:
+        return None
+    evidence = numbers(truncated=cut.mean(), first=cut.opening) | {"window": cut.span()}
+    return Finding("flag", f"{percent(cut.mean())} of answers are cut off and the reward does not move.", evidence, 1)
 
 
 def repetition(h: History, t: Limits) -> Finding | None:

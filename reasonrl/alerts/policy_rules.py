@@ -12,7 +12,6 @@ from reasonrl.alerts.history import History
 from reasonrl.alerts.readings import (
     fell,
     gained,
-    growth,
     held_out_fell,
     held_out_flat,
     held_out_rising,
@@ -90,7 +89,9 @@ def entropy_collapse(h: History, t: Limits) -> Finding | None:
         reasons.append("the train reward fell")
     if nothing_gained(h) and risen_by(h.ready("groups/flat"), t["flat_growth"]) and not saturated(h):
         reasons.append("flat groups grew without any gain in reward")
-    if now.mean < min(t["stop_ratio"] * base, t["stop_nats"]) and stalled_for(h, t["stalled"]) and not saturated(h):
+    floor = min(t["stop_ratio"] * base, t["stop_nats"])
+    for_long = now.mean < floor and bool(entropy.blocks) and entropy.blocks[-1][1] < 2 * floor
+    if for_long and stalled_for(h, t["stalled"]) and not saturated(h):
         reasons.append("too little is left to explore with")
     if reasons:
         return Finding("stop", f"{text}; {' and '.join(reasons)}.", evidence, badness)
@@ -141,9 +142,9 @@ def kl_growth(h: History, t: Limits) -> Finding | None:
 
 def _large_kl(h: History, kl: Series, t: Limits) -> Finding | None:
     """A flag for a KL far from where it began, with nothing to show for it."""
-    if kl.mean() < t["far"] or growth(kl) < 10 or gained(h) or not h.ready("reward/total"):
+    if kl.mean() < t["far"] or kl.mean() < 10 * kl.early or gained(h) or not h.ready("reward/total"):
         return None
-    evidence = numbers(kl=kl.mean(), growth=growth(kl)) | {"window": kl.span()}
+    evidence = numbers(kl=kl.mean(), start=kl.early) | {"window": kl.span()}
     return Finding("flag", f"KL to the reference is {kl.mean():.3g} without any gain in reward.", evidence, kl.mean())
 
 

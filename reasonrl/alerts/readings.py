@@ -79,11 +79,11 @@ def held_out_fell(h: History) -> bool:
 
 
 def reward_flat(h: History) -> bool | None:
-    """True when the train reward found no new height for three windows and a quarter of the run."""
+    """True when the train reward found no new height for two windows and a quarter of the run."""
     reward = h.series("reward/total")
     if reward is None:
         return None
-    return reward.count - reward.rise_row >= max(3 * len(reward.window.values), reward.count / 4)
+    return reward.count - reward.rise_row >= max(2 * len(reward.window.values), reward.count / 4)
 
 
 def not_rising(h: History) -> bool | None:

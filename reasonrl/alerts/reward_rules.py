@@ -81,10 +81,11 @@ def overfit(h: History, t: Limits) -> Finding | None:
 def reward_collapse(h: History, t: Limits) -> Finding | None:
     """A11: the train reward's window is far under its best window; other signs of damage lower the bar."""
     fall = reward_fall(h)
-    if fall is None or not fall.beyond(min(t["fall"], t["fall_with_damage"])):
+    if fall is None or fall.z < (3 + fall.needed_z) / 2:
         return None
     signs = damage(h, t)
-    if not (fall.beyond(t["fall"]) or (signs and fall.beyond(t["fall_with_damage"]))):
+    lasting = fall.beyond(t["fall"]) or (bool(signs) and fall.beyond(t["fall_with_damage"]))
+    if not lasting and not (len(signs) > 1 and fall.share >= t["flag_with_damage"]):
         return None
     evidence = numbers(reward=fall.now.mean, best=fall.best.mean, lost=fall.share, z=min(fall.z, 999.0)) | {
         "damage": signs
@@ -93,7 +94,7 @@ def reward_collapse(h: History, t: Limits) -> Finding | None:
     levels = f"{fall.best.mean:.3g} to {fall.now.mean:.3g}"
     text = f"The train reward lost {percent(fall.share)} of its best window ({levels})"
     text += f", with {' and '.join(signs)}" if signs else ""
-    if h.held("A11") > t["windows"] * fall.now.rows and not held_out_rising(h):
+    if lasting and h.held("A11") > t["windows"] * fall.now.rows and not held_out_rising(h):
         return Finding("stop", text + ", for a second window.", evidence, fall.share)
     return Finding("flag", text + ".", evidence, fall.share)
 
