@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -63,3 +64,37 @@ class ConfigError(ReasonRLError):
         count = len(self.mistakes)
         head = "1 mistake" if count == 1 else f"{count} mistakes"
         return "\n".join([f"The configuration has {head}:"] + [f"  - {mistake}" for mistake in self.mistakes])
+
+
+_DISK = {errno.ENOSPC, errno.EDQUOT}
+_OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "defaultcpuallocator")
+_HARDWARE_WORDS = ("cuda error", "nccl", "cudnn_status", "cublas_status", "uncorrectable ecc", "device-side")
+_MACHINE = {errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EMFILE, errno.ENFILE}
+
+
+def classify(error: BaseException) -> str:
+    """Return which way a run failed: oom, killed, non_finite, infrastructure, or user_code when it is none of these."""
+    text = f"{type(error).__name__}: {error}".lower()
+    if isinstance(error, KeyboardInterrupt):
+        return "killed"
+    if isinstance(error, MemoryError) or "outofmemory" in text or any(word in text for word in _OOM_WORDS):
+        return "oom"
+    if isinstance(error, FloatingPointError) or "non-finite" in text:
+        return "non_finite"
+    if is_disk_full(error) or any(word in text for word in _HARDWARE_WORDS):
+        return "infrastructure"
+    if isinstance(error, (ConnectionError, TimeoutError, CheckpointError, EngineError)):
+        return "infrastructure"
+    if isinstance(error, OSError) and error.errno in _MACHINE:
+        return "infrastructure"
+    return "user_code"
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether the disk (or a quota) is full; also where that is the cause of another exception, or its text."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _DISK:
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return "no space left on device" in str(error).lower()

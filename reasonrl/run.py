@@ -18,7 +18,7 @@ from reasonrl.alerts import Alert, AlertMonitor
 from reasonrl.config import Config, canonical, code_version, doubts, run_key, to_dict
 from reasonrl.data import ProblemStream
 from reasonrl.entropy import Thermostat
-from reasonrl.errors import CheckpointError
+from reasonrl.errors import CheckpointError, classify
 from reasonrl.evaluate import evaluate
 from reasonrl.events import Event, EventLog
 from reasonrl.kl import needs_reference
@@ -255,7 +255,7 @@ def open_run(config: Config, run_dir: Path, on_event: Callable[[Event], str | No
     except BaseException as error:
         with contextlib.suppress(Exception):
             text = f"{type(error).__name__}: {error}"
-            run.emit("end", sync=True, step=run.step, status="failed", reason=text, error_class=None)
+            run.emit("end", sync=True, step=run.step, status="failed", reason=text, error_class=classify(error))
             run.tracker.finish("failed")
         raise
     finally:

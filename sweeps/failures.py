@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from reasonrl.errors import ReasonRLError, classify, is_disk_full
 
 CLASSES = ("oom", "killed", "non_finite", "hung", "user_code", "infrastructure")
 
@@ -13,45 +14,7 @@ CLASSES = ("oom", "killed", "non_finite", "hung", "user_code", "infrastructure")
 # A bug and a non-finite loss would come back the same way, since runs are repeated bit for bit.
 DETERMINISTIC = frozenset({"user_code", "non_finite"})
 
-_DISK = {errno.ENOSPC, errno.EDQUOT}
-_OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "defaultcpuallocator")
-_HARDWARE_WORDS = ("cuda error", "nccl", "cudnn_status", "cublas_status", "uncorrectable ecc", "device-side")
 _TRACEBACK_CHARS = 8000
-
-
-def classify(error: BaseException) -> str:
-    """The class of an exception raised by a run; anything not known to be something else is user code."""
-    text = f"{type(error).__name__}: {error}".lower()
-    if isinstance(error, MemoryError) or "outofmemory" in text or any(word in text for word in _OOM_WORDS):
-        return "oom"
-    if isinstance(error, FloatingPointError) or "non-finite" in text:
-        return "non_finite"
-    if is_disk_full(error) or any(word in text for word in _HARDWARE_WORDS):
-        return "infrastructure"
-    if isinstance(error, (ConnectionError, TimeoutError)) or type(error).__name__ in (
-        "CheckpointError",
-        "EngineError",
-    ):
-        return "infrastructure"
-    if isinstance(error, OSError) and error.errno in (
-        errno.EIO,
-        errno.ESTALE,
-        errno.EAGAIN,
-        errno.EMFILE,
-        errno.ENFILE,
-    ):
-        return "infrastructure"
-    return "user_code"
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """True for "no space left" and "quota exceeded", also as the cause of another exception or only in its text."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, OSError) and seen.errno in _DISK:
-            return True
-        seen = seen.__cause__ or seen.__context__
-    return "no space left on device" in str(error).lower()
 
 
 def describe_exception(error: BaseException) -> dict[str, Any]:
@@ -59,8 +22,6 @@ def describe_exception(error: BaseException) -> dict[str, Any]:
 
     Errors this project raises on purpose explain themselves and carry no traceback.
     """
-    from reasonrl.errors import ReasonRLError
-
     own = isinstance(error, ReasonRLError)
     text = "".join(traceback.format_exception(error))
     name = "" if own else f"{type(error).__name__}: "

@@ -58,7 +58,7 @@ def make_config(tiny: Path) -> Callable[..., Any]:
         "quiet": True,
         "data.prompts_per_step": 4,
         "sampling.group_size": 4,
-        "sampling.max_new_tokens": 12,
+        "sampling.max_new_tokens": 8,
         "optim.minibatches": 2,
         "optim.inner_epochs": 1,
         "optim.lr": 1e-3,

@@ -222,6 +222,28 @@ def test_a_starved_run_ends_as_failed_and_says_so(make_config, tmp_path):
     end = events_of(tmp_path, "end")[0]
     assert end["status"] == "failed"
     assert "TrainingError" in end["reason"]
+    assert end["error_class"] == "user_code"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (MemoryError(), "oom"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "oom"),
+        (OSError(28, "No space left on device"), "infrastructure"),
+        (KeyboardInterrupt(), "killed"),
+        (ZeroDivisionError("mine"), "user_code"),
+    ],
+)
+def test_the_end_says_which_way_a_run_failed(make_config, tmp_path, error, kind):
+    def fail(event):
+        if event["type"] == "step":
+            raise error
+
+    with pytest.raises(type(error)):
+        train(make_config(), tmp_path, fail)
+    end = events_of(tmp_path)[-1]
+    assert (end["type"], end["status"], end["step"], end["error_class"]) == ("end", "failed", 1, kind)
 
 
 def test_an_empty_step_is_recorded_and_counted_as_no_update(make_config, tmp_path):
