@@ -5,7 +5,7 @@ from __future__ import annotations
 from reasonrl.entropy import logprob_and_entropy
 from reasonrl.lazy import torch
 from reasonrl.models.policy import Policy
-from reasonrl.rollout.cache import left_pad, prefill, select_rows
+from reasonrl.rollout.cache import prefill, right_pad, select_rows
 from reasonrl.types import Completions
 
 
@@ -62,12 +62,13 @@ def _hidden_whole(
     policy: Policy, prompts: list[list[int]], owner_B: torch.Tensor, ids_BT: torch.Tensor
 ) -> torch.Tensor:
     """The same from whole rows without a cache, for models that cannot keep one while training."""
-    prompt_ids, prompt_mask = left_pad([prompts[i] for i in owner_B.tolist()], policy.pad_id, policy.device)
-    rows, width = ids_BT.shape
-    whole = torch.cat([prompt_ids, ids_BT[:, :-1]], -1)
-    mask = torch.cat([prompt_mask, prompt_mask.new_ones((rows, width - 1))], -1)
-    hidden = policy.hidden(whole, mask, (mask.cumsum(-1) - 1).clamp(min=0), None)
-    return hidden[:, prompt_ids.shape[1] - 1 :]
+    rows = [prompts[i] + ids for i, ids in zip(owner_B.tolist(), ids_BT[:, :-1].tolist(), strict=True)]
+    whole = right_pad(rows, policy.pad_id, policy.device)
+    positions = torch.arange(whole.shape[1], device=policy.device).expand_as(whole)
+    hidden = policy.hidden(whole, None, positions, None)
+    last = torch.tensor([len(prompts[i]) - 1 for i in owner_B.tolist()], device=policy.device)
+    wanted = last.unsqueeze(-1) + torch.arange(ids_BT.shape[1], device=policy.device)
+    return hidden[torch.arange(len(rows), device=policy.device).unsqueeze(-1), wanted]
 
 
 def _scatter(values_N: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

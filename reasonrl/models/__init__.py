@@ -28,7 +28,7 @@ class ModelConfig:
     revision: str | None = None
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     device: str = "auto"  # auto, cpu, cuda, cuda:N
-    attention: str = "sdpa"
+    attention: str = "auto"  # auto = what transformers chooses for the model; sdpa, eager, flash_attention_2
     trust_remote_code: bool = False
     safetensors_only: bool = True
     gradient_checkpointing: bool = False

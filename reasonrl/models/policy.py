@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 from reasonrl.errors import ModelError
 from reasonrl.lazy import torch
 from reasonrl.models import ModelConfig
+from reasonrl.models.parts import checkpoint_layers, inner_model, take_apart
 from reasonrl.types import Problem
 
 
@@ -32,12 +32,14 @@ class Policy:
     pad_id: int
     body: Any
     head: Any
-    cache_argument: str
+    cache_argument: str | None  # None: the model runs without a cache (recurrent and other unusual layers)
     window: int
     name: str
     system: str | None = None
     chat: bool = False
+    takes_positions: bool = True
     shares_prompts: bool = True  # a cache can be kept while training (not with gradient checkpointing)
+    checkpointed: tuple[Any, ...] = ()  # layers that recompute their activations in backward
 
     def encode(self, problem: Problem) -> list[int]:
         """Return the prompt's token ids, through the chat template where the policy uses one."""
@@ -52,7 +54,9 @@ class Policy:
         """Take the task's system prompt and whether to use the chat template (null = where there is one)."""
         has_template = getattr(self.tokenizer, "chat_template", None) is not None
         if chat and not has_template:
-            raise ModelError(f"task.chat=true, but the tokenizer of {self.name} has no chat template. Use task.chat=false.")
+            raise ModelError(
+                f"task.chat=true, but the tokenizer of {self.name} has no chat template. Use task.chat=false."
+            )
         self.chat = has_template if chat is None else chat
         if system and not self.chat:
             raise ModelError("task.system needs a chat template; put the text into task.prompt instead.")
@@ -64,9 +68,14 @@ class Policy:
 
     def hidden(self, ids: torch.Tensor, mask: torch.Tensor | None, positions: torch.Tensor, cache: Any) -> torch.Tensor:
         """Run the body on (rows, tokens) ids with a cache that grows; return (rows, tokens, hidden)."""
-        kwargs = {self.cache_argument: cache, "use_cache": cache is not None}
-        output = self.body(input_ids=ids, attention_mask=mask, position_ids=positions, **kwargs)
-        return output[0]
+        kwargs: dict[str, Any] = {"attention_mask": mask, "use_cache": cache is not None}
+        if self.cache_argument is not None:
+            kwargs[self.cache_argument] = cache
+        if self.takes_positions:
+            kwargs["position_ids"] = positions
+        for layer in self.checkpointed:  # transformers drops the cache of layers in training mode
+            layer.training = cache is None and torch.is_grad_enabled()
+        return self.body(input_ids=ids, **kwargs)[0]
 
     def trainable(self) -> list[torch.nn.Parameter]:
         """Return the parameters that training changes."""
@@ -102,8 +111,8 @@ def make_reference(policy: Policy) -> Reference:
         return Reference(policy, True)
     memo: dict[int, Any] = {}
     model = copy.deepcopy(policy.model, memo).requires_grad_(False)
-    body, head = split_head(model, policy.pad_id)
-    fields = {**vars(policy), "model": model, "body": body, "head": head}
+    parts = take_apart(model)
+    fields = {**vars(policy), "model": model, "body": parts.body, "head": parts.head, "checkpointed": ()}
     return Reference(Policy(**fields), False)
 
 
@@ -147,7 +156,9 @@ def load_hf(config: ModelConfig, path: str) -> Policy:
         common["use_safetensors"] = True
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **{k: v for k, v in common.items() if k != "use_safetensors"})
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation=config.attention, **common)
+        if config.attention != "auto":
+            common["attn_implementation"] = config.attention
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **common)
     except Exception as error:  # transformers raises many kinds; each ends here as one readable message
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"model.path={path} could not be loaded: {type(error).__name__}: {first[:300]}") from error
@@ -157,12 +168,11 @@ def load_hf(config: ModelConfig, path: str) -> Policy:
     model.config.use_cache = True
     if config.lora.r > 0:
         model = _with_adapter(model, config)
-    if config.gradient_checkpointing:
-        model.activation_checkpointing_enable()
-        model.enable_input_require_grads()
     model.eval()  # dropout off: the ratio of the first minibatch must be 1
     policy = wrap(model, tokenizer, device, path)
-    policy.shares_prompts = not config.gradient_checkpointing
+    if config.gradient_checkpointing:
+        policy.checkpointed = tuple(checkpoint_layers(model))
+        policy.shares_prompts = False
     return policy
 
 
@@ -197,52 +207,22 @@ def wrap(model: Any, tokenizer: Any, device: torch.device, name: str) -> Policy:
     if not ids:
         raise ModelError(f"model.path={name} names no end-of-sequence token; set eos_token in its tokenizer.")
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ids)
-    body, head = split_head(model, pad)
-    inner = inner_model(model)
-    parameters = inspect.signature(inner.forward).parameters
+    parts = take_apart(model)
     return Policy(
         model=model,
         tokenizer=tokenizer,
         device=device,
         eos_ids=tuple(sorted(ids)),
         pad_id=pad,
-        body=body,
-        head=head,
-        cache_argument="cache" if "cache" in parameters else "past_key_values",
-        window=getattr(inner.config, "max_position_embeddings", 1 << 20),
+        body=parts.body,
+        head=parts.head,
+        cache_argument=parts.cache,
+        window=getattr(inner_model(model).config, "max_position_embeddings", 1 << 20),
         name=name,
         chat=tokenizer.chat_template is not None,
+        takes_positions=parts.takes_positions,
+        shares_prompts=parts.cache is not None,
     )
-
-
-def inner_model(model: Any) -> Any:
-    """Return the transformers model, inside a peft wrapper or not."""
-    return model.get_base_model() if hasattr(model, "disable_adapter") else model
-
-
-def split_head(model: Any, probe_id: int) -> tuple[Any, Any]:
-    """Return (body, head) with head(body(x)) equal to the model's logits, proved on a short probe."""
-    inner = inner_model(model)
-    body, head = inner.base_model, inner.get_output_embeddings()
-    device = next(inner.parameters()).device
-    probe = torch.arange(4, device=device).unsqueeze(0) + min(probe_id, 1)
-    with torch.no_grad():
-        whole = inner(input_ids=probe, use_cache=False).logits
-        if head is not None and body is not inner:
-            parts = head(body(input_ids=probe, use_cache=False)[0])
-            if parts.shape == whole.shape and torch.allclose(parts, whole, rtol=1e-3, atol=1e-3):
-                return body, head
-    return WholeModel(inner), lambda logits: logits
-
-
-class WholeModel:
-    """A model whose logits stand in for hidden states."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def __call__(self, **kwargs: Any) -> tuple[torch.Tensor]:
-        return (self.model(**kwargs).logits,)
 
 
 def _without_quantization(model: Any, dtype: torch.dtype) -> Any:
@@ -263,6 +243,8 @@ def _with_adapter(model: Any, config: ModelConfig) -> Any:
         import peft
     except ImportError as error:
         raise ModelError("model.lora.r > 0 needs peft: pip install 'reasonrl[lora]'.") from error
+    from transformers.pytorch_utils import Conv1D
+
     lora = config.lora
     targets = lora.targets if lora.targets == "all-linear" else lora.targets.split(",")
     settings = peft.LoraConfig(
@@ -271,6 +253,7 @@ def _with_adapter(model: Any, config: ModelConfig) -> Any:
         lora_dropout=lora.dropout,
         target_modules=targets,
         use_dora=lora.dora,
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
         task_type="CAUSAL_LM",
     )
     with warnings.catch_warnings():  # peft still asks transformers by names that are about to go

@@ -33,7 +33,16 @@ VOCABULARY = ["_", "!", "$", "^", "=", "[", "]", "?", *"0123456789"[1:], *LETTER
 PAD, UNKNOWN, EOS = "_", "!", "$"
 PROMPT_WIDTH = 11
 RECIPE_VERSION = 1  # raise when the way the base is built changes
-BASE_FIELDS = ("careful", "mode_share", "noise", "noise_from", "bracket_share", "guess_bracket", "base_steps", "base_seed")
+BASE_FIELDS = (
+    "careful",
+    "mode_share",
+    "noise",
+    "noise_from",
+    "bracket_share",
+    "guess_bracket",
+    "base_steps",
+    "base_seed",
+)
 ROWS_PER_STEP, PEAK_LR, WARMUP = 128, 3e-3, 50
 
 
@@ -96,7 +105,11 @@ def _build(folder: Path, recipe: dict[str, Any]) -> None:
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
-    print(f"Building the built-in base model ({recipe['base_steps']} supervised steps, once)...", file=sys.stderr, flush=True)
+    print(
+        f"Building the built-in base model ({recipe['base_steps']} supervised steps, once)...",
+        file=sys.stderr,
+        flush=True,
+    )
     started = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     try:
@@ -187,7 +200,9 @@ def train_base(recipe: dict[str, Any]) -> Any:
     for step in range(steps):
         ids, positions, mask, labels = _supervised_batch(rng, recipe, index, keep)
         logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
-        loss = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         cosine = 0.5 * (1 + math.cos(math.pi * step / steps))

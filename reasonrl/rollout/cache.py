@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from reasonrl.lazy import torch
-from reasonrl.models.policy import Policy, inner_model
-
-
-def new_cache(policy: Policy) -> Any:
-    """Return an empty cache that fits the model's layer types."""
-    from transformers import DynamicCache
-
-    return DynamicCache(config=inner_model(policy.model).config)
+from reasonrl.models.parts import inner_model, new_cache
+from reasonrl.models.policy import Policy
 
 
 def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,11 +20,17 @@ def left_pad(prompts: list[list[int]], pad_id: int, device: torch.device) -> tup
     return ids.to(device), mask.to(device)
 
 
+def right_pad(rows: list[list[int]], pad_id: int, device: torch.device) -> torch.Tensor:
+    """Return ids (rows, L) of rows that begin at the same column; what follows a row never reaches back into it."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([row + [pad_id] * (width - len(row)) for row in rows], device=device)
+
+
 def prefill(policy: Policy, prompts: list[list[int]]) -> tuple[torch.Tensor, Any, torch.Tensor]:
     """Run P left-padded prompts; return the last hidden state (P, hidden), the cache, and the mask (P, L)."""
     ids, mask = left_pad(prompts, policy.pad_id, policy.device)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    cache = new_cache(policy)
+    cache = new_cache(inner_model(policy.model))
     hidden = policy.hidden(ids, None if bool(mask.all()) else mask, positions, cache)
     return hidden[:, -1], cache, mask
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from reasonrl.lazy import torch
 from reasonrl.models.policy import Policy
 from reasonrl.rollout import SamplingConfig
-from reasonrl.rollout.cache import prefill, reserve, select_rows
+from reasonrl.rollout.cache import prefill, reserve, right_pad, select_rows
 from reasonrl.types import Completions
 
 COMPACT_SHARE = 0.125  # the batch is compacted once this share of its rows has finished
@@ -49,6 +49,8 @@ def generate(
     uniforms_BT (B, max_new_tokens) fixes every draw. Returned tensors are on the CPU and end at the longest
     completion; ids behind the first EOS are the pad id with mask 0.
     """
+    if policy.cache_argument is None:
+        return _generate_without_cache(policy, prompts, group_size, config, uniforms_BT)
     limit = config.max_new_tokens
     num_rows = len(prompts) * group_size
     device = policy.device
@@ -78,6 +80,32 @@ def generate(
                 rows, mask, position, ids, done = rows[left], mask[left], position[left], ids[left], done[left]
             attention = mask[:, : width + t + 1] if padded else None
             hidden = policy.hidden(ids.unsqueeze(-1), attention, position.unsqueeze(-1) + t, cache)[:, -1]
+    return out.completions()
+
+
+def _generate_without_cache(
+    policy: Policy, prompts: Sequence[list[int]], group_size: int, config: SamplingConfig, uniforms_BT: torch.Tensor
+) -> Completions:
+    """The same tokens from whole rows, run again for every token: for models whose cache cannot be shared."""
+    device = policy.device
+    texts = [list(prompt) for prompt in prompts for _ in range(group_size)]
+    active = list(range(len(texts)))
+    with torch.inference_mode():
+        out = _Buffers(len(texts), config.max_new_tokens, policy.pad_id, device)
+        for t in range(config.max_new_tokens):
+            ids = right_pad([texts[row] for row in active], policy.pad_id, device)
+            positions = torch.arange(ids.shape[1], device=device).expand_as(ids)
+            last = torch.tensor([len(texts[row]) - 1 for row in active], device=device)
+            rows = torch.tensor(active, device=device)
+            hidden = policy.hidden(ids, None, positions, None)[torch.arange(len(active), device=device), last]
+            live = torch.ones(len(active), dtype=torch.bool, device=device)
+            chosen = out.choose(t, rows, live, policy.head(hidden).float(), uniforms_BT.to(device)[rows, t], config)
+            for row, token in zip(active, chosen.tolist(), strict=True):
+                texts[row].append(token)
+            active = [row for row in active if texts[row][-1] not in policy.eos_ids]
+            out.stopped[[row for row in rows.tolist() if row not in active]] = True
+            if not active:
+                break
     return out.completions()
 
 
