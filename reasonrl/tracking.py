@@ -90,6 +90,7 @@ class _Helper:
         self._process: subprocess.Popen[bytes] | None = None
         self._orders: list[dict[str, Any]] = []  # not yet known to be done
         self._restarts = 0
+        self._reason = "its process died"
         self._inbox = b""
 
     def order(self, order: dict[str, Any]) -> None:
@@ -104,17 +105,20 @@ class _Helper:
     def tick(self) -> None:
         """Read what the process has to say; start it (again) when it should live and does not."""
         self._listen()
-        if not self._orders or self._restarts > MAX_RESTARTS:
+        if not self._orders or (self._process is not None and self._process.poll() is None):
             return
-        if self._process is None or self._process.poll() is not None:
-            if self._process is not None:
-                self._restarts += 1
-            if self._restarts > MAX_RESTARTS:
-                _say("W&B was given up after its process died repeatedly; the event log has everything.")
-                return
-            self._start()
+        if self._process is not None:
+            self._restarts += 1
+        if self._restarts > MAX_RESTARTS:
+            _say(
+                f"W&B was given up ({self._reason}); the event log has everything: python -m reasonrl.tracking RUN_DIR."
+            )
+            self._orders = []
+            return
+        self._start()
 
     def _start(self) -> None:
+        self._close_pipes()
         command = [sys.executable, "-m", "reasonrl.tracking_process", str(os.getpid())]
         environment = {**os.environ, "PYTHONPATH": _python_path(), "WANDB_SILENT": "true"}
         try:
@@ -153,6 +157,7 @@ class _Helper:
                 message = json.loads(line)
                 if "note" in message:
                     _say(message["note"])
+                self._reason = message.get("failed", self._reason)
                 if "done" in message:
                     self._orders = [order for order in self._orders if order.get("run_dir") != message["done"]]
 
@@ -160,19 +165,28 @@ class _Helper:
         """Let the process finish and wait for it, at most `timeout_s`; it ends by itself in any case."""
         if self._process is None:
             return True
-        with contextlib.suppress(OSError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
         deadline = time.monotonic() + timeout_s
-        while self._process.poll() is None and time.monotonic() < deadline:
-            self._listen()
+        while time.monotonic() < deadline:
+            self.tick()
+            with contextlib.suppress(OSError):
+                if self._process.stdin is not None:
+                    self._process.stdin.close()
+            if self._process.poll() is not None and not self._orders:
+                break
             time.sleep(0.05)
         self._listen()
         ended = self._process.poll() is not None
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._close_pipes()
+        if not ended:
+            self._process.returncode = 0  # it goes on by itself, and nobody will wait for it
         self._process, self._orders = None, []
         return ended
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout) if self._process is not None else ():
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
 
 _HELPERS: dict[int, _Helper] = {}

@@ -329,9 +329,9 @@ def main(parent: int) -> None:
                 follow(order, orders, watchdog)
             else:
                 summary(order, watchdog)
-        except Exception as error:  # whatever the library raises; the log can be sent again
-            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            tell({"note": f"W&B failed ({reason}); the event log has everything: python -m reasonrl.tracking RUN_DIR."})
+        except Exception as error:  # whatever the library raises: the parent starts another process, a few times
+            tell({"failed": str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__})
+            os.killpg(os.getpgrp(), signal.SIGKILL)
         tell({"done": order["run_dir"]})
 
 
