@@ -266,10 +266,15 @@ def final_answer(text: str, finished: bool, multiline: bool) -> str | None:
         return ", ".join(found) or None
     cue = cued(text)
     if cue and not multiline and cue[0]:
-        return cue[0].strip().strip("*`").removesuffix(".").strip() or None
+        return _bare(cue[0])
     if not finished or not text.strip():
         return None
-    return text.strip() if multiline else text.strip().splitlines()[-1].strip().strip("*`").removesuffix(".") or None
+    return text.strip() if multiline else _bare(text.strip().splitlines()[-1])
+
+
+def _bare(text: str) -> str | None:
+    """Return a phrase without Markdown and final period."""
+    return text.strip().strip("*`").removesuffix(".").strip("*` ") or None
 
 
 def _packed(part: Part, entry: dict[str, Any]) -> str:
