@@ -1,4 +1,4 @@
-"""Task reasoning_gym: any dataset with its own scorer, mixtures with weights and domains, held-out questions kept apart."""
+"""Task reasoning_gym: any dataset with its own scorer, mixtures with weights and domains, held-out questions apart."""
 
 from __future__ import annotations
 
