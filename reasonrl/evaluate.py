@@ -11,7 +11,7 @@ from reasonrl.lazy import torch
 from reasonrl.models.policy import Policy
 from reasonrl.rollout import SamplingConfig
 from reasonrl.rollout.generate import generate
-from reasonrl.tasks import Task
+from reasonrl.tasks import Task, score_all
 from reasonrl.types import Problem
 
 
@@ -88,13 +88,16 @@ def _judge(policy: Policy, task: Task, problems: list[Problem], k: int, sampling
     draws = [torch.from_numpy(randomness.uniforms(k, limit, "eval", problem.id)) for problem in problems]
     out = generate(policy, [policy.encode(problem) for problem in problems], k, sampling, torch.cat(draws))
     lengths = out.lengths_B.tolist()
+    all_texts = [policy.decode(ids[:length]) for ids, length in zip(out.ids_BT.tolist(), lengths, strict=True)]
+    owners = [problem for problem in problems for _ in range(k)]
+    scored = score_all(task, list(zip(owners, all_texts, out.finish, strict=True)))
     judged = []
     for index, problem in enumerate(problems):
         rows = range(index * k, (index + 1) * k)
-        texts = [policy.decode(out.ids_BT[row, : lengths[row]].tolist()) for row in rows]
-        finish = [out.finish[row] for row in rows]
-        verdicts = [task.score(problem, text, end) for text, end in zip(texts, finish, strict=True)]
+        texts, finish = all_texts[rows.start : rows.stop], out.finish[rows.start : rows.stop]
+        verdicts = scored[index * k : (index + 1) * k]
         values = [verdict.value >= 1.0 for verdict in verdicts]
+        parts = {"correctness": verdicts[0].value, "format": float(task.format_ok(texts[0]))}
         shown = {"prompt": problem.prompt, "gold": problem.gold, "completion": texts[0], "finish": finish[0]}
         judged.append(
             _Judged(
@@ -103,7 +106,7 @@ def _judge(policy: Policy, task: Task, problems: list[Problem], k: int, sampling
                 distinct=len({text for text, value in zip(texts, values, strict=True) if value}),
                 tokens=sum(lengths[row] for row in rows),
                 truncated=finish.count("length"),
-                sample={**shown, "reward": verdicts[0].value, "reason": verdicts[0].reason},
+                sample={**shown, "reward": verdicts[0].value, "parts": parts, "reason": verdicts[0].reason},
             )
         )
     return judged

@@ -10,7 +10,11 @@ from reasonrl.lazy import torch
 
 @dataclass
 class KlConfig:
-    """The pull towards the reference model; `off` loads no reference model at all."""
+    """The pull towards the reference model; `off` loads no reference model at all.
+
+    In the loss it acts on every row that is trained on, those of flat groups included; tokens that the loss leaves
+    out (overlong rows, low-entropy tokens) have no KL term either.
+    """
 
     kind: str = "off"  # off, k1 (as a reward penalty only), k2, k3, k3_unbiased
     coef: Any = 0.0  # beta: a number, or one per domain, e.g. {math: 0, code: 0.001}

@@ -18,7 +18,7 @@ class OptimConfig:
     minibatches: int = 4  # parts of the rollout batch, by prompt
     inner_epochs: int = 4  # passes over the rollout batch
     micro_batch_size: int | None = None  # rows per forward and backward; null = the whole minibatch
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = 1.0  # 0 = no clipping
     betas: list[float] = field(default_factory=lambda: [0.9, 0.99])
     weight_decay: float = 0.0
 

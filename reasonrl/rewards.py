@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from reasonrl.errors import ConfigError, Mistake
+from reasonrl.errors import ConfigError, Mistake, VerifierError
 from reasonrl.lazy import torch
 from reasonrl.overlong import OverlongConfig, soft_overlong_penalty
 from reasonrl.types import Problem, Rollouts
@@ -88,8 +88,13 @@ def reward_parts(
     for name, part in config.parts.items():
         if part.function is not None:
             problems = [problem for problem in rollouts.problems for _ in range(shape[1])]
-            values = load_function(part.function, f"reward.parts.{name}.function")(problems, rollouts.texts)
-            parts[name] = torch.tensor([float("nan") if v is None else float(v) for v in values]).view(shape)
+            key = f"reward.parts.{name}.function"
+            values = list(load_function(part.function, key)(problems, rollouts.texts))
+            if len(values) != len(rollouts.texts):
+                raise VerifierError(
+                    f"{key}={part.function} gave {len(values)} rewards for {len(problems)} completions."
+                )
+            parts[name] = torch.tensor([math.nan if v is None else float(v) for v in values]).view(shape)
         elif name == "correctness":
             parts[name] = config.wrong + span * rollouts.correct_PG
         elif name == "format":
@@ -104,6 +109,19 @@ def reward_parts(
 
 
 BUILT_IN_PARTS = ("correctness", "format", "repetition")
+
+
+def load_functions(config: RewardConfig) -> None:
+    """Import the users' reward functions now; raises ConfigError with every one that is not there."""
+    mistakes: list[Mistake] = []
+    for name, part in config.parts.items():
+        try:
+            if part.function is not None:
+                load_function(part.function, f"reward.parts.{name}.function")
+        except ConfigError as error:
+            mistakes += error.mistakes
+    if mistakes:
+        raise ConfigError(mistakes)
 
 
 @dataclass

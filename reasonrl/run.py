@@ -27,7 +27,7 @@ from reasonrl.logline import log_line
 from reasonrl.models import load_policy
 from reasonrl.models.policy import Policy, Reference, make_reference
 from reasonrl.optim import Optimizer
-from reasonrl.rewards import WeightSchedule
+from reasonrl.rewards import WeightSchedule, load_functions
 from reasonrl.tasks import Task, load_task
 from reasonrl.tracking import Tracker, make_tracker
 from reasonrl.types import Problem, Summary
@@ -225,6 +225,7 @@ def open_run(config: Config, run_dir: Path, on_event: Callable[[Event], str | No
     Data and model are loaded before anything is written, so that bad input leaves no half-made folder.
     """
     torch.manual_seed(config.seed)
+    load_functions(config.reward)
     task = load_task(config.task, config.seed)
     heldout = task.heldout(config.eval.problems)
     policy = load_policy(config.model, config.task.operands)

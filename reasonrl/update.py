@@ -86,10 +86,10 @@ def update(policy: Policy, optimizer: Optimizer, batch: TrainBatch, settings: Up
                 batch.loss_mask_BT[rows], batch.owner_B[rows], settings.loss.aggregation, settings.max_new_tokens
             )
             seen.minibatches += 1
-            seen.means.add("loss/denominator", denominator)
             if not bool(batch.loss_mask_BT[rows].any()):
                 seen.skipped += 1
                 continue
+            seen.means.add("loss/denominator", denominator)
             _accumulate(policy, batch, rows, weights, settings, seen)
             distributed.sum_gradients(optimizer.parameters)
             norm = optimizer.step(settings.lr)

@@ -34,6 +34,9 @@ class Scripted:
     def score(self, problem, text, finish):
         return Verdict(1.0, "correct") if text[-1:] == problem.gold and finish == "stop" else Verdict(0.0)
 
+    def format_ok(self, text):
+        return text.startswith("a")
+
     def answer(self, text):
         return text[-1] if text else None
 
@@ -100,6 +103,7 @@ def test_a_few_completions_are_kept_to_read(monkeypatch):
         "completion": "a4",
         "finish": "stop",
         "reward": 1.0,
+        "parts": {"correctness": 1.0, "format": 1.0},
         "reason": "correct",
     }
 

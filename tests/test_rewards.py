@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from reasonrl.errors import ConfigError
+from reasonrl.errors import ConfigError, VerifierError
 from reasonrl.overlong import OverlongConfig
 from reasonrl.rewards import (
     PartConfig,
@@ -74,6 +74,17 @@ def test_a_users_function_that_is_not_there_is_named_with_its_key():
     config = RewardConfig(parts={"mine": PartConfig(function="no_such_module.reward")})
     with pytest.raises(ConfigError, match=r"reward\.parts\.mine\.function=no_such_module\.reward"):
         parts_of(config, rollouts([1], [0.0]))
+
+
+def test_a_users_function_that_forgets_a_row_is_told_so():
+    config = RewardConfig(parts={"mine": PartConfig(function=f"{__name__}.only_one")})
+    with pytest.raises(VerifierError, match=r"reward\.parts\.mine\.function.* gave 1 rewards for 2 completions"):
+        parts_of(config, rollouts([1, 1], [0.0, 0.0]))
+
+
+def only_one(problems, texts):
+    """A user's reward that loses rows."""
+    return [1.0]
 
 
 @pytest.mark.parametrize(

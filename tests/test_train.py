@@ -260,6 +260,13 @@ def test_all_mistakes_are_told_before_anything_is_written(make_config, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
+def test_reward_functions_that_are_not_there_are_all_named_before_anything_is_written(make_config, tmp_path):
+    parts = {"one": {"function": "nowhere.a"}, "two": {"function": "math.nothing"}, "three": {"function": "math.sin"}}
+    with pytest.raises(ConfigError, match=r"(?s)2 mistakes.*parts\.one\.function.*parts\.two\.function"):
+        train(make_config({"reward.parts": parts}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_model_that_is_none_leaves_no_folder(make_config, tmp_path):
     from reasonrl.errors import ModelError
 

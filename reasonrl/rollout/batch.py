@@ -9,7 +9,7 @@ from reasonrl.models.policy import Policy
 from reasonrl.randomness import stream, uniforms
 from reasonrl.rollout import SamplingConfig
 from reasonrl.rollout.generate import generate
-from reasonrl.tasks import Task
+from reasonrl.tasks import Task, score_all
 from reasonrl.types import Completions, Problem, Rollouts
 
 
@@ -50,18 +50,20 @@ def sample_groups(
         for index, problem in enumerate(problems)
     ]
     out = generate(policy, prompts, size, config, torch.cat([torch.from_numpy(draw) for draw in draws]))
-    lengths = out.lengths_B.tolist()
+    texts = [
+        policy.decode(ids[:length]) for ids, length in zip(out.ids_BT.tolist(), out.lengths_B.tolist(), strict=True)
+    ]
+    owners = [problem for problem in problems for _ in range(size)]
+    scored = score_all(task, list(zip(owners, texts, out.finish, strict=True)))
     groups = []
     for index, problem in enumerate(problems):
         rows = slice(index * size, (index + 1) * size)
-        own = select(out, rows)
-        texts = [policy.decode(ids[:n]) for ids, n in zip(own.ids_BT.tolist(), lengths[rows], strict=True)]
-        verdicts = [task.score(problem, text, end) for text, end in zip(texts, own.finish, strict=True)]
+        own, verdicts = select(out, rows), scored[rows]
         correct = torch.tensor([verdict.value for verdict in verdicts])
         if random_reward:
             coin = stream("coin", seed, step, problem.id, offset + index)
             correct = torch.from_numpy(coin.integers(0, 2, size)).float()
-        groups.append(Group(problem, prompts[index], own, texts, [v.reason for v in verdicts], correct))
+        groups.append(Group(problem, prompts[index], own, texts[rows], [v.reason for v in verdicts], correct))
     return groups
 
 

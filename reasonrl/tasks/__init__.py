@@ -7,6 +7,7 @@ A task is an object with `train_problem`, `heldout`, `score`, `format_ok` and `s
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -74,6 +75,12 @@ class Task(Protocol):
 
     def format_ok(self, text: str) -> bool:
         """Return whether the completion has the wanted form, right or wrong."""
+
+
+def score_all(task: Task, rows: Sequence[tuple[Problem, str, str]]) -> list[Verdict]:
+    """Score (problem, text, finish) rows; a task with `score_many` compares them side by side."""
+    many = getattr(task, "score_many", None)
+    return many(rows) if many is not None else [task.score(*row) for row in rows]
 
 
 def load_task(config: TaskConfig, seed: int = 0) -> Task:
