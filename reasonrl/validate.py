@@ -223,6 +223,12 @@ def _task_and_model(config: Config) -> Iterator[Mistake]:
     if config.model.kind == "hf" and not config.model.path:
         cure = "Give a model folder or hub name, e.g. model.path=./m."
         yield Mistake("model.path", config.model.path, "is not set", cure)
+    lora = config.model.lora
+    if lora.r < 0:
+        yield Mistake("model.lora.r", lora.r, "must be at least 1, or 0 to train all weights")
+    if lora.dropout:
+        allowed = "is never applied: dropout stays off, so that the ratio of the first minibatch is 1"
+        yield Mistake("model.lora.dropout", lora.dropout, allowed, "Set it to 0.")
     for name in ("careful", "mode_share", "noise", "bracket_share"):
         value = getattr(config.model, name)
         if not 0 <= value <= 1:
