@@ -16,7 +16,8 @@ class Configuration:
     """An arm or a point of a search, with one run per seed.
 
     `searched` is False for the arms of an ablation, which are never compared by metric while they run.
-    `abandoned` says why the seeds not yet started will not be, `pruned` why the metric stopped it.
+    `trial` is the id of its Optuna trial, `abandoned` says why the seeds not yet started will not be, `pruned` why
+    the metric stopped it.
     """
 
     stage: str

@@ -185,8 +185,6 @@ class Coordinator:
 
     def _start(self, seat: Seat, run: RunState) -> None:
         self.budget.runs += run.step == 0
-        for configuration in self.book.configurations_of(run):
-            self.study.begin(configuration)
         run.pause_at = self.queue.pause_step(run)
         folder = self.book.run_dir(run.key)
         save_spec(folder, run.spec)
@@ -205,6 +203,8 @@ class Coordinator:
             seat.lost = True  # its last words, and its exit, are still to be read
             self._put_back(seat)
             return
+        for configuration in self.book.configurations_of(run):
+            self.study.begin(configuration)
         self.progress.started(run, seat.slot)
 
     def _put_back(self, seat: Seat) -> None:

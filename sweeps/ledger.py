@@ -19,6 +19,7 @@ from sweeps.types import RunSpec
 
 NAME = "ledger.jsonl"
 SPEC = "run.json"
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is ten times faster
 
 
 class Ledger:
@@ -63,7 +64,7 @@ def save_spec(run_dir: Path, spec: RunSpec) -> None:
     """Store the run's spec (run.json) and its config (config.yaml) beside its event log, once."""
     if not (run_dir / SPEC).exists():
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_atomic(run_dir / "config.yaml", yaml.safe_dump(spec.config, sort_keys=False), sync=False)
+        write_atomic(run_dir / "config.yaml", yaml.dump(spec.config, Dumper=_DUMPER, sort_keys=False), sync=False)
         write_atomic(run_dir / SPEC, json.dumps(spec.to_dict(), indent=1), sync=False)
 
 

@@ -62,7 +62,8 @@ def loop(sweep: Coordinator, engine: Engine, lock: FolderLock, asked: list[int])
     deadline: float | None = None
     while not sweep.finished:
         sweep.assign()
-        for slot, message in engine.poll(POLL_S):
+        busy = sweep.study.work()
+        for slot, message in engine.poll(0.0 if busy else POLL_S):
             sweep.handle(slot, message)
         sweep.tend()
         if asked and not sweep.leaving:

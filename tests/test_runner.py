@@ -16,6 +16,7 @@ from sweeps import summary
 from sweeps.ledger import read_ledger
 from sweeps.runner import run
 from sweeps.state import RunState
+from sweeps.storage import Database
 from sweeps.story import read_runs, status_lines, why_lines
 from tests.fakes import make_plan, rows_of
 
@@ -78,7 +79,7 @@ def test_a_stopped_run_is_pruned_with_code_evidence_and_cure_in_the_study(tmp_pa
     assert bad.user_attrs["evidence"] == {"window": [3, 8], "mean": 0.02}
     assert bad.user_attrs["intervention"] == ["optim.lr=1e-5"]
     assert [stop["seed"] for stop in bad.user_attrs["stops"]] == [0, 1]
-    assert bad.constraints == {"stopped": 1.0} and good.constraints == {"stopped": 0.0}
+    assert bad.constraints == {"stopped": 1.0} and good.constraints == {}
     ended = [entry for entry in entries(plan.directory, "stopped")]
     assert [entry["reason"]["code"] for entry in ended] == ["A03", "A03"]
     assert {name: state.step for name, state in by_name(plan.directory).items() if "bad" in name} == {
@@ -268,15 +269,16 @@ def test_nothing_but_own_lines_is_printed(tmp_path: Path, capfd: pytest.CaptureF
     assert "[I " not in said.out and "Warning" not in said.out
 
 
-def test_the_ledger_orders_reason_before_the_trial_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reason_is_in_the_trial_before_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
-    tell = optuna.Study.tell
+    finish = Database.finish
 
-    def spy(self: optuna.Study, trial: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append(dict(self.trials[trial].user_attrs))
-        return tell(self, trial, *args, **kwargs)
+    def spy(self: Database, trial_id: int, *args: Any) -> None:
+        (trial,) = [trial for trial in self.need().trials if trial._trial_id == trial_id]
+        seen.append(dict(trial.user_attrs))
+        finish(self, trial_id, *args)
 
-    monkeypatch.setattr(optuna.Study, "tell", spy)
+    monkeypatch.setattr(Database, "finish", spy)
     run(make_plan(tmp_path / "s", {"a": {"alert_at": 4}}, seeds=(0,)))
     assert [attributes["code"] for attributes in seen] == ["A03"]
 

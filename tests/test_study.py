@@ -44,6 +44,7 @@ def measure(configuration: Configuration, seed: int, values: list[tuple[int, flo
 def test_the_database_is_in_wal_mode_so_that_a_dashboard_can_read_while_it_is_written(tmp_path: Path) -> None:
     study, configurations, _ = opened(tmp_path / "s")
     study.begin(configurations[0])
+    study.work()
     connection = sqlite3.connect(tmp_path / "s" / "study.db")
     assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     connection.close()
@@ -53,11 +54,14 @@ def test_the_database_is_in_wal_mode_so_that_a_dashboard_can_read_while_it_is_wr
 def test_intermediate_values_are_the_mean_of_the_seeds_that_got_there(tmp_path: Path) -> None:
     study, (first, _), _ = opened(tmp_path / "s")
     study.begin(first)
+    study.work()
     measure(first, 0, [(5, 0.2), (10, 0.4)])
     study.report(first, 5)
     study.report(first, 10)
+    study.work()
     measure(first, 1, [(5, 0.4)])
     study.report(first, 5)
+    study.work()
     (trial,) = load(tmp_path / "s").trials
     assert trial.intermediate_values == pytest.approx({5: 0.3, 10: 0.4})
     study.close()
@@ -66,12 +70,14 @@ def test_intermediate_values_are_the_mean_of_the_seeds_that_got_there(tmp_path: 
 def test_a_trial_left_running_is_taken_up_again_not_doubled(tmp_path: Path) -> None:
     study, (first, _), _ = opened(tmp_path / "s")
     study.begin(first)
+    study.work()
     study.close()
     again, (first, _), _ = opened(tmp_path / "s")
-    assert first.trial == 0
+    assert first.trial == load(tmp_path / "s").trials[0]._trial_id
     measure(first, 0, [(10, 0.5)], "finished")
     measure(first, 1, [(10, 0.7)], "finished")
     again.tell(first)
+    again.work()
     assert [(trial.state.name, trial.value) for trial in load(tmp_path / "s").trials] == [("COMPLETE", 0.6)]
     again.close()
 
@@ -89,10 +95,12 @@ def test_a_running_trial_nobody_knows_is_closed_and_says_so(tmp_path: Path) -> N
 def test_a_failed_seed_fails_the_trial_and_names_the_seed(tmp_path: Path) -> None:
     study, (first, _), _ = opened(tmp_path / "s")
     study.begin(first)
+    study.work()
     measure(first, 0, [(10, 0.5)], "finished")
     measure(first, 1, [(5, 0.2)], "failed")
     first.runs[1].error_class, first.runs[1].reason = "non_finite", "loss is nan"
     study.tell(first)
+    study.work()
     (trial,) = load(tmp_path / "s").trials
     assert trial.state.name == "FAIL"
     assert trial.user_attrs["failures"][0]["seed"] == 1
@@ -103,9 +111,11 @@ def test_a_failed_seed_fails_the_trial_and_names_the_seed(tmp_path: Path) -> Non
 def test_a_configuration_without_the_metric_fails_instead_of_inventing_a_value(tmp_path: Path) -> None:
     study, (first, _), _ = opened(tmp_path / "s")
     study.begin(first)
+    study.work()
     for seed in (0, 1):
         measure(first, seed, [], "finished")
     study.tell(first)
+    study.work()
     assert [trial.state.name for trial in load(tmp_path / "s").trials] == ["FAIL"]
     study.close()
 
@@ -115,6 +125,7 @@ def test_a_database_that_cannot_be_reached_is_said_once_and_stops_nothing(tmp_pa
     study, (first, _), said = opened(tmp_path / "s", study={"storage": f"sqlite:///{tmp_path}/file/study.db"})
     assert not study.available and len(said) == 1
     study.begin(first)
+    study.work()
     assert study.report(first, 5) is False and study.ask("", [], {}, "random") is None
     study.tell(first)
     assert len(said) == 1
