@@ -9,6 +9,7 @@ from typing import Any
 from reasonrl import distributed, randomness
 from reasonrl.lazy import torch
 from reasonrl.models.policy import Policy
+from reasonrl.rewards import format_check
 from reasonrl.rollout import SamplingConfig
 from reasonrl.rollout.generate import generate
 from reasonrl.tasks import Task, score_all
@@ -86,7 +87,8 @@ class _Judged:
 def _judge(policy: Policy, task: Task, problems: list[Problem], k: int, sampling: SamplingConfig) -> list[_Judged]:
     limit = sampling.max_new_tokens
     draws = [torch.from_numpy(randomness.uniforms(k, limit, "eval", problem.id)) for problem in problems]
-    out = generate(policy, [policy.encode(problem) for problem in problems], k, sampling, torch.cat(draws))
+    prompts, well_formed = [policy.encode(problem) for problem in problems], format_check(policy, task)
+    out = generate(policy, prompts, k, sampling, torch.cat(draws))
     lengths = out.lengths_B.tolist()
     all_texts = [policy.decode(ids[:length]) for ids, length in zip(out.ids_BT.tolist(), lengths, strict=True)]
     owners = [problem for problem in problems for _ in range(k)]
@@ -97,7 +99,8 @@ def _judge(policy: Policy, task: Task, problems: list[Problem], k: int, sampling
         texts, finish = all_texts[rows.start : rows.stop], out.finish[rows.start : rows.stop]
         verdicts = scored[index * k : (index + 1) * k]
         values = [verdict.value >= 1.0 for verdict in verdicts]
-        parts = {"correctness": verdicts[0].value, "format": float(task.format_ok(texts[0]))}
+        form = well_formed(prompts[index], out.ids_BT[rows.start, : lengths[rows.start]].tolist(), texts[0])
+        parts = {"correctness": verdicts[0].value, "format": float(form)}
         shown = {"prompt": problem.prompt, "gold": problem.gold, "completion": texts[0], "finish": finish[0]}
         judged.append(
             _Judged(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from reasonrl.errors import ConfigError, Mistake, VerifierError
 from reasonrl.lazy import torch
 from reasonrl.overlong import OverlongConfig, soft_overlong_penalty
-from reasonrl.types import Problem, Rollouts
+from reasonrl.types import Completions, Problem, Rollouts
 
 
 @dataclass
@@ -53,6 +55,33 @@ def think_format_ids(ids: Sequence[int], open_id: int, close_id: int, blank_ids:
     before = ids[: ids.index(open_id)]
     after = ids[ids.index(close_id) + 1 :]
     return all(token in blank_ids for token in before) and any(token not in blank_ids for token in after)
+
+
+def format_check(policy: Any, task: Any) -> Callable[[list[int], list[int], str], bool]:
+    """Return the format checker (prompt ids, completion ids, text) -> bool of a task under a policy's tokenizer.
+
+    Where the two tags are special tokens, decoded text has lost them, so the ids are looked at. A chat template
+    that ends in `<think>` has opened the tag for the completion.
+    """
+    if not getattr(task, "thinks", False):
+        return lambda prompt, ids, text: task.format_ok(text)
+    tags = _special_tags(policy.tokenizer)
+    blank = functools.cache(lambda token: not policy.decode([token]).strip())
+
+    def check(prompt: list[int], ids: list[int], text: str) -> bool:
+        opened = policy.tokenizer.decode(prompt[-8:], skip_special_tokens=False).rstrip().endswith("<think>")
+        if tags is None:
+            return task.format_ok("<think>" + text if opened else text)
+        blank_ids = frozenset(token for token in set(ids) if token not in tags and blank(token))
+        return think_format_ids([tags[0], *ids] if opened else ids, *tags, blank_ids)
+
+    return check
+
+
+def _special_tags(tokenizer: Any) -> tuple[int, int] | None:
+    """Return the ids of `<think>` and `</think>` where decoding without special tokens drops them."""
+    special = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return (special["<think>"], special["</think>"]) if {"<think>", "</think>"} <= set(special) else None
 
 
 def repetition_share(ids: Sequence[int], n: int = 4) -> float:
@@ -98,14 +127,22 @@ def reward_parts(
         elif name == "correctness":
             parts[name] = config.wrong + span * rollouts.correct_PG
         elif name == "format":
-            parts[name] = torch.tensor([float(format_ok(text)) for text in rollouts.texts]).view(shape)
+            prompts = [prompt for prompt in rollouts.prompts for _ in range(shape[1])]
+            rows = zip(prompts, rows_of(rollouts.completions), rollouts.texts, strict=True)
+            parts[name] = torch.tensor([float(format_ok(*row)) for row in rows]).view(shape)
         elif name == "repetition":
-            rows = zip(rollouts.completions.ids_BT.tolist(), lengths.tolist(), strict=True)
-            parts[name] = -torch.tensor([repetition_share(ids[:n], config.ngram) for ids, n in rows]).view(shape)
+            shares = [repetition_share(ids, config.ngram) for ids in rows_of(rollouts.completions)]
+            parts[name] = -torch.tensor(shares).view(shape)
     if overlong.kind == "soft":
         penalty = soft_overlong_penalty(lengths, max_new_tokens, overlong.cache_tokens)
         parts["overlong_soft"] = (penalty * span / 2).view(shape)
     return parts
+
+
+def rows_of(completions: Completions) -> list[list[int]]:
+    """Return the token ids of every completion, without padding."""
+    lengths = completions.lengths_B.tolist()
+    return [ids[:length] for ids, length in zip(completions.ids_BT.tolist(), lengths, strict=True)]
 
 
 BUILT_IN_PARTS = ("correctness", "format", "repetition")

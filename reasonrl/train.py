@@ -21,7 +21,7 @@ from reasonrl.lazy import torch
 from reasonrl.logprobs import completion_logprobs
 from reasonrl.optim import learning_rate
 from reasonrl.overlong import keep_rows
-from reasonrl.rewards import repetition_share, reward_parts
+from reasonrl.rewards import format_check, repetition_share, reward_parts, rows_of
 from reasonrl.rollout.batch import join, odd_lengths, sample_groups
 from reasonrl.run import Run, open_run
 from reasonrl.types import Problem, Rollouts, Summary
@@ -39,6 +39,10 @@ def train(config: Config, run_dir: Path, on_event: Callable[[Event], str | None]
     mistakes = validate(config)
     if mistakes:
         raise ConfigError(mistakes)
+    if config.trainer == "trl":
+        from reasonrl.trl_trainer import train_with_trl
+
+        return train_with_trl(config, Path(run_dir), on_event)
     with distributed.process_group(), open_run(config, Path(run_dir), on_event) as run:
         if run.step == 0:
             run.evaluate()
@@ -71,7 +75,7 @@ def train_step(run: Run, step: int) -> None:
         entropy = entropy_stats(rollouts.completions.entropy_BT[rollouts.completions.mask_BT.bool()])
         bonus = _bonus(run, entropy["entropy/mean"])
         updates = update(run.policy, run.optimizer, batch, _settings(config, lr, bonus, step))
-        metrics |= reward_metrics | entropy | _rollout_metrics(rollouts, config.reward.ngram) | updates
+        metrics |= reward_metrics | entropy | rollout_metrics(rollouts, config.reward.ngram) | updates
         metrics |= _entropy_change(run, batch, entropy["entropy/mean"], lr * updates["optim/updates"], bonus)
         run.gradient_steps += int(updates["optim/updates"])
     clock.mark("time/train")
@@ -100,7 +104,7 @@ def score(run: Run, rollouts: Rollouts, ref_BT: torch.Tensor | None, step: int) 
     """Rewards in parts, advantages, and the masks and coefficients of the loss."""
     config, done, size = run.config, rollouts.completions, rollouts.group_size
     mask = done.mask_BT.float()
-    limit, format_ok = config.sampling.max_new_tokens, run.task.format_ok
+    limit, format_ok = config.sampling.max_new_tokens, format_check(run.policy, run.task)
     # a user's function need not give the same answer twice, so one process asks for all
     parts = distributed.from_main(lambda: reward_parts(config.reward, config.overlong, rollouts, limit, format_ok))
     names = list(parts)
@@ -128,7 +132,7 @@ def score(run: Run, rollouts: Rollouts, ref_BT: torch.Tensor | None, step: int) 
         kl_weight_BT=kl.position_weights(config.kl, done.mask_BT),
         ref_BT=ref_BT,
     )
-    metrics = _reward_metrics(parts_PGJ, weights_J, names, advantages_PG, valid_PG)
+    metrics = reward_metrics(parts_PGJ, weights_J, names, advantages_PG, valid_PG)
     if ref_BT is not None:
         metrics |= _kl_metrics(done.logprobs_BT, ref_BT, mask, domains)
     return batch, metrics
@@ -204,11 +208,11 @@ def _cost_metrics(run: Run, collected: Collected) -> dict[str, float]:
     }
 
 
-def _rollout_metrics(rollouts: Rollouts, ngram: int) -> dict[str, float]:
+def rollout_metrics(rollouts: Rollouts, ngram: int) -> dict[str, float]:
+    """Lengths, truncation and repetition of a step's completions."""
     done = rollouts.completions
     lengths = done.lengths_B
-    rows = zip(done.ids_BT.tolist(), lengths.tolist(), strict=True)
-    repeated = [repetition_share(ids[:length], ngram) for ids, length in rows]
+    repeated = [repetition_share(ids, ngram) for ids in rows_of(done)]
     return {
         "length/mean": float(lengths.float().mean()),
         "length/min": float(lengths.min()),
@@ -218,7 +222,7 @@ def _rollout_metrics(rollouts: Rollouts, ngram: int) -> dict[str, float]:
     }
 
 
-def _reward_metrics(
+def reward_metrics(
     parts_PGJ: torch.Tensor,
     weights_J: torch.Tensor,
     names: list[str],

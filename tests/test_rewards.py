@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from reasonrl.rewards import (
     PartConfig,
     RewardConfig,
     WeightSchedule,
+    format_check,
     repetition_share,
     reward_parts,
     think_format,
@@ -36,7 +38,8 @@ def rollouts(lengths, correct, texts=None):
 
 
 def parts_of(config, found, overlong=None, max_new_tokens=10):
-    parts = reward_parts(config, overlong or OverlongConfig(), found, max_new_tokens, lambda text: text == "good")
+    good = lambda prompt, ids, text: (prompt, ids[0], text) == ([1], 1, "good")  # noqa: E731
+    parts = reward_parts(config, overlong or OverlongConfig(), found, max_new_tokens, good)
     return {name: part[0].tolist() for name, part in parts.items()}
 
 
@@ -112,6 +115,45 @@ def test_think_format_wants_both_tags_once_in_order_with_an_answer_behind(text, 
     pieces = text.replace("<think>", "\1").replace("</think>", "\2")
     ids = [{"\1": 1, "\2": 2}.get(piece, 0 if piece.isspace() else 9) for piece in pieces]
     assert think_format_ids(ids, 1, 2, frozenset({0})) is good
+
+
+def tokenizer_of(*, special):
+    """A word tokenizer in which the two tags are special tokens or ordinary added ones."""
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1, "42": 2, "</s>": 3}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="[UNK]")
+    tokenizer.add_tokens([AddedToken(tag, special=special) for tag in ("<think>", "</think>")], special_tokens=special)
+    return tokenizer
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(
+    ("prompt", "text", "good"),
+    [
+        ("a", "<think> a </think> 42 </s>", True),
+        ("a", "<think> a </think> </s>", False),
+        ("a", "a </think> 42 </s>", False),
+        ("a <think>", "a </think> 42 </s>", True),  # the chat template opened the tag
+        ("a <think>", "<think> a </think> 42 </s>", False),
+        ("<think> a </think>", "a </think> 42 </s>", False),
+        ("a", "42 </s>", False),
+    ],
+)
+def test_format_is_read_from_ids_where_the_text_has_lost_its_tags(special, prompt, text, good):
+    tokenizer = tokenizer_of(special=special)
+    policy = SimpleNamespace(tokenizer=tokenizer, decode=lambda ids: tokenizer.decode(ids, skip_special_tokens=True))
+    task = SimpleNamespace(thinks=True, format_ok=think_format)
+    ids = tokenizer(text)["input_ids"]
+    decoded = policy.decode(ids)
+    assert ("think" in decoded) == (not special and "think" in text)
+    assert format_check(policy, task)(tokenizer(prompt)["input_ids"], ids, decoded) is good
+
+
+def test_a_task_with_a_form_of_its_own_is_asked_itself():
+    assert format_check(None, SimpleNamespace(format_ok=lambda text: text == "x"))([], [], "x")
 
 
 @pytest.mark.parametrize(

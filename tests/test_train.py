@@ -465,6 +465,7 @@ def test_no_reference_model_is_made_unless_kl_needs_one(make_config, tmp_path, m
 def scored(config, rollouts, ref_BT=None):
     run = SimpleNamespace(
         config=config,
+        policy=None,
         task=SimpleNamespace(format_ok=lambda text: text == "good"),
         weights=WeightSchedule(config.reward.parts),
     )

@@ -63,6 +63,7 @@ class Task(Protocol):
     """What the trainer needs of a task."""
 
     size: int | None  # number of training problems; None = generated without end
+    # thinks = True, where a task has it: the form is `<think>...</think>`, also looked for in token ids
 
     def train_problem(self, index: int) -> Problem:
         """Return training problem `index`; the same index gives the same problem in every process."""

@@ -114,6 +114,7 @@ class ReasoningGymTask:
     """A weighted mixture of generated datasets; `notes` says what is odd about them."""
 
     size = None
+    thinks = True  # the wanted form is `<think>...</think>` and an answer
 
     def __init__(self, config: TaskConfig) -> None:
         if wrong := mistakes(config):

@@ -259,6 +259,8 @@ def split_heldout(problems: list[Problem], fraction: float) -> tuple[list[Proble
 class RecordsTask:
     """Training and held-out problems of a data file with one verifier; `notes` says what was left out."""
 
+    thinks = True  # the wanted form is `<think>...</think>` and an answer
+
     def __init__(self, config: TaskConfig, verifier: Verifier | None = None) -> None:
         self.config = config
         if wrong := mistakes(config):
