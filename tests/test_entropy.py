@@ -60,6 +60,25 @@ def test_entropy_has_the_analytic_gradient():
     assert torch.allclose(logits.grad, -p * (p.log() - (p * p.log()).sum()), atol=1e-6)
 
 
+@pytest.mark.parametrize("elements", [1, 12, 1 << 20])  # a row at a time, two rows, all at once
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chosen_log_probs_in_chunks_equal_a_plain_log_softmax(monkeypatch, elements, dtype):
+    monkeypatch.setattr("reasonrl.entropy.CHUNK_ELEMENTS", elements)
+    generator = torch.Generator().manual_seed(0)
+    values = (3 * torch.randn(5, 6, generator=generator)).to(dtype)
+    values[1, 2] = -math.inf  # a token that top-p left out
+    ids, temperature = torch.tensor([0, 5, 2, 2, 4]), torch.tensor([1.0, 0.5, 2.0, 1.0, 1.3])
+    weight = torch.tensor([1.0, -2.0, 0.5, 0.0, 3.0])
+    fast, plain = values.clone().requires_grad_(), values.clone().requires_grad_()
+    found, _ = logprob_and_entropy(fast, ids, temperature, with_entropy=False)
+    scaled = plain.float() / temperature.unsqueeze(-1)
+    expected = scaled.log_softmax(-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1)
+    assert torch.allclose(found, expected, atol=1e-5)
+    (found * weight).sum().backward()
+    (expected * weight).sum().backward()
+    assert torch.allclose(fast.grad, plain.grad, atol=1e-6 if dtype == torch.float32 else 2e-2)
+
+
 def test_entropy_is_not_computed_unless_asked_for():
     assert logprob_and_entropy(torch.zeros(1, 2), torch.tensor([0]), 1.0, with_entropy=False)[1] is None
 
