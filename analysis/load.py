@@ -123,7 +123,18 @@ def load(path: str | Path, cache: bool = True) -> Results:
     notes: list[str] = []
     plan = _read_plan(path, notes)
     folders = {folder.name: folder for folder in run_folders(path)}
-    logs = _read_logs(path, folders, cache, notes)
+    logs, stamps = _read_logs(path, folders, cache, notes)
+    with ThreadPoolExecutor(1) as pool:  # the cache is written while the tables are put together
+        writing = pool.submit(write_cache, path / "cache", stamps, logs) if cache and stamps else None
+        results = _assemble(path, plan, folders, logs, notes)
+        if writing is not None:
+            writing.result()
+    return results
+
+
+def _assemble(
+    path: Path, plan: dict[str, Any], folders: dict[str, Path], logs: dict[str, RunLog], notes: list[str]
+) -> Results:
     planned = _planned(plan)
     records = [
         make_record(key, logs.get(key), planned.get(key), plan, folders.get(key))
@@ -166,16 +177,20 @@ def _planned(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _read_logs(path: Path, folders: dict[str, Path], cache: bool, notes: list[str]) -> dict[str, RunLog]:
-    """Parse what the cache does not have, several logs at a time, and bring the cache up to date."""
+def _read_logs(
+    path: Path, folders: dict[str, Path], cache: bool, notes: list[str]
+) -> tuple[dict[str, RunLog], dict[str, Stamp]]:
+    """Take what the cache has and parse the rest, several logs at a time.
+
+    Also gives the stamps with which the cache is to be written again ({} when nothing is new).
+    """
     stamps: dict[str, Stamp] = {}
     for key, folder in folders.items():
         try:
             stamps[key] = stamp(folder / "events.jsonl")
         except OSError as error:
             notes.append(f"run {key}: events.jsonl cannot be read ({error.strerror}).")
-    home = path / "cache"
-    logs = read_cache(home, stamps) if cache else {}
+    logs = read_cache(path / "cache", stamps) if cache else {}
     fresh = [key for key in stamps if key not in logs]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for key, log in zip(fresh, pool.map(lambda key: _try_read(folders[key]), fresh), strict=True):
@@ -184,9 +199,7 @@ def _read_logs(path: Path, folders: dict[str, Path], cache: bool, notes: list[st
                 del stamps[key]
             else:
                 logs[key] = log
-    if cache and fresh and logs:
-        write_cache(home, stamps, {key: logs[key] for key in stamps})
-    return logs
+    return {key: logs[key] for key in stamps}, stamps if fresh and logs else {}
 
 
 def _try_read(folder: Path) -> RunLog | OSError:
