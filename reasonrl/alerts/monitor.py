@@ -6,6 +6,7 @@ were skipped or limited because an input was never logged.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -103,8 +104,9 @@ class AlertMonitor:
             return None
         history.raised[key] = [SEVERITIES[confirmed], finding.badness]
         wanted = rule.intervention if finding.intervention is None else finding.intervention
+        evidence = {name: _rounded(value) for name, value in finding.evidence.items()}
         return Alert(
-            rule.code, rule.title, SEVERITIES[confirmed], history.step, finding.message, dict(finding.evidence),
+            rule.code, rule.title, SEVERITIES[confirmed], history.step, finding.message, evidence,
             [self._resolve(text) for text in wanted],
         )  # fmt: skip
 
@@ -158,6 +160,15 @@ class AlertMonitor:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where `state` was taken."""
         self.history.load_state(state["history"])
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to six digits and spelled out when not finite, also inside lists and mappings, so that JSON holds them."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _unit(unit: float | str) -> float:

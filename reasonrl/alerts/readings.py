@@ -174,9 +174,8 @@ def growth(series: Series) -> float:
 
 
 def numbers(**values: float | None) -> dict[str, Any]:
-    """Evidence rounded to six digits; unknown values are left out, infinite ones spelled as text."""
-    known = {name: value for name, value in values.items() if value is not None}
-    return {name: float(f"{v:.6g}") if math.isfinite(v) else str(v) for name, v in known.items()}
+    """Evidence; unknown values are left out. The monitor rounds it when it is raised."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def percent(share: float) -> str:

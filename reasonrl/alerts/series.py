@@ -112,7 +112,7 @@ class Series:
         self.lowest_window: Level | None = None
 
     def push(self, step: float, value: float) -> None:
-        """Add one finite value."""
+        """Add one finite value. This runs for every metric of every row, so it is written out."""
         if not self.count:
             self.first_step = self.block_start = step
         self.count += 1
@@ -121,39 +121,46 @@ class Series:
             self.lowest = value
         if value > self.highest:
             self.highest = value
-        if self.early_rows < 3:
-            self.early_sum += value
-            self.early_rows += 1
         window = self.window
-        window.push(step, value)
-        # The first three rows are left out of the baseline, but not more than ten rollout steps of a sparse log.
-        if self.baseline is None and (self.count > 3 or step - self.first_step >= 10 * self.unit):
-            self.pool.push(step, value)
-            if self.pool.full:
-                self.baseline = self.pool.level()
+        steps, values, rows, span = window.steps, window.values, window.rows, window.span
+        steps.append(step)
+        values.append(value)
+        while len(steps) > rows and (step - steps[1] + 1 >= span or len(steps) > MAX_ROWS):
+            steps.popleft()
+            values.popleft()
+        if self.baseline is None:
+            self._track_start(step, value)
         if self.best is not None or window.full:
-            self._track_extremes(window)
+            self._track_extremes(sum(values) / len(values))
         self.block_sum += value
         self.block_rows += 1
-        if self.block_rows >= window.rows and step - self.block_start + 1 >= window.span:
+        if self.block_rows >= rows and step - self.block_start + 1 >= span:
             self.blocks.append((step, self.block_sum / self.block_rows))
             self.block_sum, self.block_rows, self.block_start = 0.0, 0, step + 1
         if self.keeps_trend:
             self._track_trend(step, value)
 
-    def _track_extremes(self, window: Window) -> None:
-        mean = sum(window.values) / len(window.values)
+    def _track_start(self, step: float, value: float) -> None:
+        """The first three rows, and the baseline behind them (or behind ten rollout steps of a sparse log)."""
+        if self.early_rows < 3:
+            self.early_sum += value
+            self.early_rows += 1
+        if self.count > 3 or step - self.first_step >= 10 * self.unit:
+            self.pool.push(step, value)
+            if self.pool.full:
+                self.baseline = self.pool.level()
+
+    def _track_extremes(self, mean: float) -> None:
         if self.best is None or self.lowest_window is None:
             self.opening = self.rise_mean = mean
             self.rise_row = self.count
-            self.best = self.lowest_window = window.level()
-            return
-        if mean > self.best.mean:
-            self.best = window.level()
+            self.best = self.lowest_window = self.window.level()
+        elif mean > self.best.mean:
+            self.best = self.window.level()
             if mean > self.rise_mean + 0.02 * (mean - self.floor()):
                 self.rise_mean, self.rise_row = mean, self.count
         elif mean < self.lowest_window.mean:
-            self.lowest_window = window.level()
+            self.lowest_window = self.window.level()
 
     def _track_trend(self, step: float, value: float) -> None:
         """Update the sums of a straight line through all rows (Welford)."""
