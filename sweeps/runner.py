@@ -39,18 +39,17 @@ def run(plan: Plan) -> int:
     2: refused before anything started. 130: interrupted; the same command continues.
     """
     try:
-        with FolderLock(plan.directory) as lock:
+        with interrupts() as asked, FolderLock(plan.directory) as lock:
             write_atomic(plan.directory / "plan.json", plan.to_json())
             engine = make_engine(plan.engine, plan.directory / "workers")
             progress = Progress(plan)
             with contextlib.closing(engine), contextlib.closing(progress):
                 seats = [Seat(slot) for slot in engine.slots()]
-                with interrupts() as asked:
-                    sweep = Coordinator(plan, engine, seats, progress)
-                    try:
-                        loop(sweep, engine, lock, asked)
-                    finally:
-                        sweep.close()
+                sweep = Coordinator(plan, engine, seats, progress)
+                try:
+                    loop(sweep, engine, lock, asked)
+                finally:
+                    sweep.close()
             return sweep.conclude()
     except ReasonRLError as error:
         print(error, file=sys.stderr)
