@@ -113,7 +113,8 @@ def _build(folder: Path, recipe: dict[str, Any]) -> None:
     started = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     try:
-        model = train_base(recipe)
+        with _every_core():
+            model = train_base(recipe)
         model.save_pretrained(scratch)
         make_tokenizer().save_pretrained(scratch)
         (scratch / "recipe.json").write_text(json.dumps(recipe, indent=1))
@@ -123,6 +124,18 @@ def _build(folder: Path, recipe: dict[str, Any]) -> None:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     print(f"Built in {time.monotonic() - started:.0f} s: {folder}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _every_core() -> Iterator[None]:
+    """Use up to four cores whatever the slot's share: whoever else wants this model waits for it anyway."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    before = torch.get_num_threads()
+    torch.set_num_threads(min(cores, 4))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def make_tokenizer() -> Any:
