@@ -16,6 +16,7 @@ from matplotlib import pyplot
 from PIL import Image
 
 from analysis import load
+from analysis.examples import compare_two_arms as example
 from analysis.figures import FIGURES
 from analysis.figures.common import mean_over_seeds, spread
 from analysis.figures.ladder import rungs
@@ -283,7 +284,7 @@ def test_panel_says_how_many_values_were_not_finite_and_that_seeds_differ(tmp_pa
     made = make_results(tmp_path / "r", faults={("symmetric", 0): "nan"}, skip=[("clip_higher", 2)])
     figure, _ = FIGURES["accuracy_entropy"].draw(load(made))
     said = texts(figure)
-    assert "2 values not finite, left out" in said and "1 value not finite, left out" in said
+    assert "2 values missing or not finite" in said and "1 value missing or not finite" in said
     assert "seeds: symmetric 3, clip-higher 2" in said
 
 
@@ -371,3 +372,18 @@ def test_figures_drawn_in_threads_equal_those_drawn_alone(results):
     for thread in threads:
         thread.join()
     assert set(out.values()) == {alone}
+
+
+def test_example_script_draws_and_compares(results, tmp_path, capsys):
+    example.main(str(results.path), str(tmp_path / "out"))
+    printed = capsys.readouterr().out
+    assert re.search(r"clip_higher minus symmetric: [+-]0\.\d{3} \(95 % .*, 3 seeds\)", printed)
+    assert (tmp_path / "out" / "length_and_flat_groups.png").stat().st_size > 10_000
+    assert (tmp_path / "out" / "accuracy_entropy.csv").exists()
+
+
+def test_of_many_arms_the_best_are_named_and_the_others_stay_in_sight(searched):
+    figure, numbers = FIGURES["accuracy_entropy"].draw(searched)
+    scores = searched.runs.groupby("arm")["final_accuracy"].mean().nlargest(5)
+    assert set(numbers["arm"]) == set(scores.index)
+    assert "grey: 19 further arms" in texts(figure)

@@ -251,7 +251,10 @@ def say_missing(ax: Axes, text: str) -> None:
 
 def add_note(ax: Axes, text: str) -> None:
     """A small remark in the corner of a panel that holds the fewest points of its lines."""
-    x, y, right, top = free_corner(ax)
+    figure = ax.figure.get_figure(root=True)
+    across = ax.get_position().width * figure.get_figwidth() * 72 if isinstance(figure, Figure) else 150.0
+    longest = max(map(len, text.split("\n")))
+    x, y, right, top = free_corner(ax, min(0.9, longest * 3.4 / across), 0.08 + 0.07 * text.count("\n"))
     ax.text(
         x,
         y,

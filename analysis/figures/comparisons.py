@@ -16,6 +16,7 @@ from analysis.figures.curves import (
     name_arms,
     panels,
     points_of,
+    shown_arms,
     updates_per_step,
 )
 from analysis.load import Results
@@ -80,14 +81,15 @@ def tokens_panel(ax: Axes, results: Results) -> tuple[pd.DataFrame, pd.DataFrame
     ax.set_ylabel(axis_label(ACCURACY))
     ax.set_xlabel("Generated tokens (thousands)")
     points = _with_tokens(results)
+    points = points[points["arm"].isin(shown_arms(results))]
     finite = points[np.isfinite(points[ACCURACY]) & np.isfinite(points["tokens"])]
     if finite.empty:
         say_missing(ax, f"{TOKENS} or {ACCURACY} was not recorded.")
         return pd.DataFrame(), finite
-    styles, means = arm_styles(results.arms), []
+    styles, means = arm_styles(shown_arms(results)), []
     for (arm, _), run in finite.groupby(["arm", "key"], sort=False, observed=True):
         ax.plot(run["tokens"] / 1e3, run[ACCURACY], color=styles[arm].colour, linewidth=0.6, alpha=0.38, zorder=2)
-    for place, arm in enumerate(results.arms):
+    for place, arm in enumerate(shown_arms(results)):
         mine = finite[finite["arm"] == arm]
         if mine.empty:
             continue
@@ -133,7 +135,7 @@ def _way(ax: Axes, results: Results, points: pd.DataFrame, unit: str, goal: floa
         rows.append({"kind": "target", "arm": arm, "seed": seed, unit: way.at, "value": goal, "code": _word(way)})
     ax.axhline(goal, color=INK, linewidth=0.6, linestyle=(0, (1, 2)), zorder=1.8)
     lines = [f"{'Steps' if unit == 'step' else 'Tokens'} to {goal:.3f}, over {label(results.baseline)}"]
-    for arm in results.arms:
+    for arm in shown_arms(results):
         seeds = sorted(set(reached.get(arm, {})) & set(reached.get(results.baseline, {})))
         if arm == results.baseline or not seeds:
             continue

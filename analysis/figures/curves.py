@@ -24,12 +24,14 @@ from analysis.figures.common import (
     step_axes,
 )
 from analysis.load import Results
-from analysis.style import WIDTHS, ArmStyle, arm_styles
+from analysis.records import is_searched
+from analysis.style import MUTED, WIDTHS, ArmStyle, arm_styles
 from analysis.verdict import label
 
 NUMBERS = ("metric", "kind", "arm", "seed", "step", "gradient_step", "value", "low", "high", "n", "code")
 _LABEL_LENGTH = 16  # longer arm names go into a legend above the panels
 _MAX_DIRECT = 5
+_MOST_ARMS, _BEST_ARMS = 8, 5
 
 
 def is_narrow(figure: Figure | SubFigure) -> bool:
@@ -41,6 +43,16 @@ def panels(figure: Figure | SubFigure, count: int) -> list[Axes]:
     """`count` panels: in one row on a double-column figure, in one column on a single-column one."""
     grid = (count, 1) if is_narrow(figure) else (1, count)
     return list(np.ravel(figure.subplots(*grid, squeeze=False)))
+
+
+def shown_arms(results: Results) -> list[str]:
+    """The arms that are drawn and named: all, or of more than eight the baseline and the best by final accuracy."""
+    arms = results.arms
+    if len(arms) <= _MOST_ARMS:
+        return arms
+    scores = arm_runs(results).groupby("arm", sort=False)["final_accuracy"].mean().sort_values(ascending=False)
+    first = [] if is_searched(results.plan) else [results.baseline]
+    return list(dict.fromkeys([*first, *map(str, scores.dropna().index), *arms]))[:_BEST_ARMS]
 
 
 def points_of(results: Results, metric: str) -> pd.DataFrame:
@@ -94,9 +106,10 @@ def metric_panel(
     kind is "mean" (low and high: 95 % t interval of the mean over seeds, NaN with one seed), "seed" or "stop".
     `log` sets a logarithmic height; values of zero or below cannot be shown there and are counted on the panel.
     """
-    arms = list(results.arms if arms is None else arms)
-    styles = arm_styles(results.arms)
+    arms = list(shown_arms(results) if arms is None else arms)
+    styles = arm_styles([*shown_arms(results), *arms])
     points = points_of(results, metric)
+    others = points[~points["arm"].isin(arms)]
     points = points[points["arm"].isin(arms)]
     ax.set_ylabel(axis_label(metric))
     finite = points[np.isfinite(points[metric])]
@@ -107,6 +120,8 @@ def metric_panel(
     faint = 0.38 if finite["step"].nunique() <= 60 else 0.2
     for (arm, _), run in finite.groupby(["arm", "key"], sort=False, observed=True):
         ax.plot(run["step"], run[metric], color=styles[arm].colour, linewidth=0.6, alpha=faint, zorder=2)
+    for _, run in others.groupby("key", sort=False):
+        ax.plot(run["step"], run[metric], color=MUTED, linewidth=0.4, alpha=0.35, zorder=1)
     summary = mean_over_seeds(finite, "step", metric)
     seeds = finite.groupby("arm", observed=True)["key"].nunique()
     marked = metric.startswith("eval/") and finite["step"].nunique() <= 12
@@ -117,7 +132,7 @@ def metric_panel(
     if log:
         ax.set_yscale("log", nonpositive="mask")
     else:
-        fit_height(ax, finite[metric], [*summary["low"], *summary["high"]], share=_is_share(metric))
+        fit_height(ax, [*finite[metric], *others[metric]], [*summary["low"], *summary["high"]], share=_is_share(metric))
     last = float(finite["step"].max())
     ax.set_xlim(0 if finite["step"].min() <= 1 else None, last * 1.02 if last else 1)
     stops = stops_of(results, points, metric)
@@ -126,6 +141,8 @@ def metric_panel(
     remarks = _remarks(results, points, metric, arms, seeds)
     if len({round(value, 6) for value in ratio.values()}) > 1:
         remarks.append("gradient steps per rollout step differ")
+    if others["arm"].nunique():
+        remarks.append(f"grey: {others['arm'].nunique()} further arms")
     if hidden:
         remarks.append(f"{hidden} values of 0 not shown")
     if remarks:
@@ -179,7 +196,7 @@ def _remarks(results: Results, points: pd.DataFrame, metric: str, arms: Sequence
         out.append(f"not recorded: {', '.join(map(label, absent))}")
     bad = int((~np.isfinite(points[metric])).sum()) - _never_recorded(points, metric)
     if bad > 0:
-        out.append(f"{bad} value{'s' if bad > 1 else ''} not finite, left out")
+        out.append(f"{bad} value{'s' if bad > 1 else ''} missing or not finite")
     single = [arm for arm in arms if seeds.get(arm, 0) == 1]
     if single:
         out.append(
@@ -200,8 +217,8 @@ def name_arms(
     figure: Figure | SubFigure, axes: Sequence[Axes], results: Results, arms: Sequence[str] | None = None
 ) -> None:
     """Name the arms at their line ends when names are few and short, else in a legend above the panels."""
-    arms = list(results.arms if arms is None else arms)
-    styles = arm_styles(results.arms)
+    arms = list(shown_arms(results) if arms is None else arms)
+    styles = arm_styles([*shown_arms(results), *arms])
     drawn = [ax for ax in axes if ax.get_gid()]
     if len(arms) < 2 or not drawn:
         return

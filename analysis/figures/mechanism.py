@@ -9,7 +9,7 @@ from matplotlib.figure import Figure, SubFigure
 from scipy.stats import rankdata
 
 from analysis.figures.common import add_note, say_missing, step_axes
-from analysis.figures.curves import metric_panel, name_arms, panels, points_of, updates_per_step
+from analysis.figures.curves import metric_panel, name_arms, panels, points_of, shown_arms, updates_per_step
 from analysis.load import Results
 from analysis.style import INK, PAPER, arm_styles
 from analysis.verdict import label
@@ -51,8 +51,8 @@ def _scatter(ax: Axes, results: Results, pairs: pd.DataFrame) -> pd.DataFrame:
     if pairs.empty:
         say_missing(ax, f"{PREDICTED} or {MEASURED} was not recorded.")
         return pd.DataFrame()
-    styles, lines, rows = arm_styles(results.arms), [], []
-    for arm in results.arms:
+    styles, lines, rows = arm_styles(shown_arms(results)), [], []
+    for arm in shown_arms(results):
         mine = pairs[pairs["arm"] == arm]
         if mine.empty:
             continue
@@ -67,10 +67,14 @@ def _scatter(ax: Axes, results: Results, pairs: pd.DataFrame) -> pd.DataFrame:
     ax.axline((0, 0), slope=1, color=INK, linewidth=0.6, linestyle=(0, (1, 2)))
     ax.axhline(0, color=INK, linewidth=0.4)
     ax.axvline(0, color=INK, linewidth=0.4)
+    inside = pd.Series(True, index=pairs.index)
     for axis, name in ((ax.set_xlim, "predicted"), (ax.set_ylim, "measured")):
-        low, high = float(pairs[name].min()), float(pairs[name].max())
-        room = 0.08 * ((high - low) or abs(high) or 1.0)
+        low, high = (float(pairs[name].quantile(share)) for share in (0.02, 0.98))  # one wild step must not hide all
+        room = 0.3 * ((high - low) or abs(high) or 1.0)
         axis(low - room, high + room)
+        inside &= pairs[name].between(low - room, high + room)
+    if not inside.all():
+        lines.append(f"{int((~inside).sum())} steps outside")
     ax.locator_params(nbins=5)
     add_note(ax, "\n".join(lines))
     points = pairs[["arm", "seed", "step", "predicted", "measured"]].assign(kind="step")

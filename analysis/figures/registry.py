@@ -13,6 +13,7 @@ from analysis.figures import comparisons, ladder, mechanism, objective, run_pane
 from analysis.figures.common import settle
 from analysis.figures.trials import axes_of
 from analysis.load import Results
+from analysis.records import is_searched
 from analysis.style import drawing, new_figure
 
 Draw = Callable[..., pd.DataFrame]
@@ -49,9 +50,11 @@ class FigureSpec:
 
 
 def _differs(*keys: str) -> Callable[[Results], bool]:
-    """Default for sweeps whose arms differ in one of these config keys."""
+    """Default for comparisons whose arms differ in one of these config keys; a search has no arms to compare."""
 
     def differs(results: Results) -> bool:
+        if is_searched(results.plan):
+            return False
         columns = [f"config.{key}" for key in keys if f"config.{key}" in results.runs]
         return any(results.runs[column].astype(str).nunique() > 1 for column in columns)
 
@@ -67,6 +70,18 @@ _CURVES = (
 FIGURES: dict[str, FigureSpec] = {
     spec.name: spec
     for spec in (
+        FigureSpec(
+            "search",
+            searches.search,
+            "What the search found",
+            "Importance: PED-ANOVA over complete configurations only, red the level chance alone reaches (95 % of "
+            "shuffled scores); configurations that were stopped have no final score, are left out and counted. "
+            "Lines: one per configuration, darker is better, dashed the best. Below: circles complete, crosses "
+            "stopped (at their last score), star the best; a best value at the edge of its range is marked.",
+            (),
+            lambda results: bool(axes_of(results)),
+            searches.heights,
+        ),
         FigureSpec(
             "accuracy_entropy",
             comparisons.accuracy_entropy,
@@ -151,18 +166,6 @@ FIGURES: dict[str, FigureSpec] = {
             (),
             lambda results: bool(len(results.alerts)) or len(results.runs) == 1,
             {"single": 8.2, "double": 6.6},
-        ),
-        FigureSpec(
-            "search",
-            searches.search,
-            "What the search found",
-            "Importance: PED-ANOVA over complete configurations only, red the level chance alone reaches (95 % of "
-            "shuffled scores); configurations that were stopped have no final score, are left out and counted. "
-            "Lines: one per configuration, darker is better, dashed the best. Below: circles complete, crosses "
-            "stopped (at their last score), star the best; a best value at the edge of its range is marked.",
-            (),
-            lambda results: bool(axes_of(results)),
-            searches.heights,
         ),
         FigureSpec(
             "dapo_ladder",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -70,6 +71,8 @@ def dashboard(results: Results, figure: Figure | SubFigure, run: str | None = No
     tables = []
     for index, (ax, panel) in enumerate(zip(axes, PANELS, strict=True)):
         tables.append(_draw_panel(ax, panel, rows, evals))
+        if index < columns and len(alerts):
+            ax.set_title(panel.title, fontsize=7, pad=9)  # the codes stand between title and panel
         if str(ax.get_gid() or ""):
             _shade(ax, alerts, codes=index < columns)
             ax.set_xlim(0, max(steps, default=1.0) * 1.02)
@@ -112,7 +115,7 @@ def _draw_panel(ax: Axes, panel: Panel, rows: pd.DataFrame, evals: pd.DataFrame)
         if metric not in frame or not np.isfinite(frame[metric].astype(float)).any():
             continue
         values = frame[metric].astype(float)
-        bad += int((~np.isfinite(values)).sum())
+        bad = max(bad, int((~np.isfinite(values)).sum()))
         every = max(1, math.ceil(len(frame) / 8))
         ax.plot(frame["step"], values.where(np.isfinite(values)), color=style.colour, linestyle=style.dash, label=name)
         ax.lines[-1].set(linewidth=1.0, marker=style.marker, markersize=2.2, markevery=every)
@@ -123,11 +126,14 @@ def _draw_panel(ax: Axes, panel: Panel, rows: pd.DataFrame, evals: pd.DataFrame)
     ax.set_gid("dashboard")
     if len(out) > 1:
         _, _, right, top = free_corner(ax, wide=0.55, tall=0.35)
-        place = f"{'upper' if top else 'lower'} {'right' if right else 'left'}"  # "best" would search at every draw
+        # The legend's own "best" would search anew at every draw.
+        place: Any = f"{'upper' if top else 'lower'} {'right' if right else 'left'}"
         legend = ax.legend(fontsize=5.6, loc=place, handlelength=2.4, borderpad=0.1, labelspacing=0.2, frameon=True)
         legend.get_frame().set(facecolor=PAPER, alpha=0.75, linewidth=0)
     if bad:
-        ax.annotate(f"{bad} not finite", (0.98, 0.04), xycoords="axes fraction", ha="right", fontsize=5.6, color=ALERT)
+        ax.annotate(
+            f"no value at {bad} steps", (0.98, 0.04), xycoords="axes fraction", ha="right", fontsize=5.6, color=ALERT
+        )
     return pd.concat(out, ignore_index=True)
 
 

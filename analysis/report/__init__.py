@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.export import export
+from analysis.figures.curves import shown_arms
 from analysis.load import Results, load
 from analysis.report import content, stopped
 from analysis.report.answer import answer_sections
@@ -34,7 +35,7 @@ def build(results: Results, figures: Sequence[str] | None = None) -> Report:
         content.environment_section(results),
     ]
     question = str(results.plan.get("question") or "")
-    return Report(results.name, question, content.state_line(results), sections, results.arms)
+    return Report(results.name, question, content.state_line(results), sections, shown_arms(results))
 
 
 def write_report(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from analysis.compare import arm_runs
-from analysis.load import Results, run_folders
+from analysis.figures.curves import shown_arms
+from analysis.load import Results
 from analysis.report.blocks import Block, Code, Fold, Grid, Section, Text
+from reasonrl.events import read_events
+
+_MANY = 20  # rows of a table that is shown at once
+# What names a run or says where its files go: it differs between any two runs and changes nothing in them.
+_NAMES = ("config.seed", "config.name", "config.run_dir", "config.quiet", "config.tracking.")
 
 
 def state_line(results: Results) -> str:
@@ -57,7 +62,8 @@ def plan_section(results: Results) -> Section:
         rows.append((name, text or "as the base", listed(seeds), listed(steps)))
     columns = ("Arm", "Settings", "Seeds", "Rollout steps")
     if rows:
-        blocks.append(Grid(columns, rows, numeric=frozenset({3})))
+        table = Grid(columns, rows, numeric=frozenset({3}))
+        blocks.append(table if len(rows) <= _MANY else Fold(f"All {len(rows)} arms", [table]))
     blocks += _search(plan)
     command = plan.get("command")
     if isinstance(command, list) and command:
@@ -93,7 +99,7 @@ def _search(plan: Mapping[str, Any]) -> list[Block]:
 def differences_section(results: Results) -> Section:
     """The config keys in which the arms differ, one column per arm; the shared config behind a fold."""
     runs = arm_runs(results)
-    columns = [c for c in runs.columns if c.startswith("config.") and c not in ("config.seed", "config.run_dir")]
+    columns = [c for c in runs.columns if c.startswith("config.") and not c.startswith(_NAMES)]
     arms = results.arms
     if not columns or not arms:
         return Section("config", "Configuration", [Text("No configuration was recorded.", "note")])
@@ -124,50 +130,69 @@ def cost_section(results: Results) -> Section:
     """Hours, generated tokens and steps per arm, forks of stopped runs in a row of their own."""
     runs = results.runs
     is_child = runs["parent"].fillna("") != ""
-    groups = [(arm, runs[(runs["arm"] == arm) & ~is_child]) for arm in results.arms]
+    shown = shown_arms(results)
+    groups = [(arm, runs[(runs["arm"] == arm) & ~is_child]) for arm in shown]
+    others = runs[~runs["arm"].isin(shown) & ~is_child]
+    groups += [(_count(others["arm"].nunique(), "further arm"), others)] if len(others) else []
     groups += [("repaired copies", runs[is_child])] if is_child.any() else []
     groups += [("**all**", runs)] if len(groups) > 1 else []
-    rows = [
-        (
-            name,
-            str(len(part)),
-            f"{int(part['steps_done'].sum())} of {int(part['steps_planned'].sum())}",
-            duration(part["seconds"].sum()),
-            quantity(part["generated_tokens"].sum()),
-        )
-        for name, part in groups
-    ]
-    columns = ("Arm", "Runs", "Rollout steps", "Run time", "Generated tokens")
-    caption = "Run time is the sum over runs of the time in steps; runs beside each other on one machine count twice."
-    blocks: list[Block] = [Grid(columns, rows, caption, numeric=frozenset({1, 2, 3, 4}), swatches=0)]
-    saved = runs[~is_child & (runs["outcome"] == "stopped")]
-    if not saved.empty:
-        steps = int((saved["steps_planned"] - saved["steps_done"]).clip(lower=0).sum())
-        planned = int(runs[~is_child]["steps_planned"].sum())
-        blocks.append(Text(f"Stopping early saved {steps} of {planned} planned rollout steps ({steps / planned:.0%})."))
+    ledger = _ledger(results.path)
+    gpus = {str(entry.get("key")): _num_gpus(entry) for entry in ledger if entry.get("type") == "start"}
+    on_gpu = any(gpus.values())
+    rows = []
+    for name, part in groups:
+        steps = f"{int(part['steps_done'].sum())} of {int(part['steps_planned'].sum())}"
+        row = [name, str(len(part)), steps, duration(part["seconds"].sum())]
+        if on_gpu:
+            row.append(f"{float((part['seconds'] * part['key'].map(gpus).fillna(0)).sum()) / 3600:.2f}")
+        rows.append([*row, quantity(part["generated_tokens"].sum())])
+    columns = ["Arm", "Runs", "Rollout steps", "Run time", *(["GPU-hours"] if on_gpu else []), "Generated tokens"]
+    caption = "Run time is the sum over runs of the time in steps; runs side by side each count in full."
+    caption += "" if on_gpu else " No GPU was used." if gpus else ""
+    numeric = frozenset(range(1, len(columns)))
+    blocks: list[Block] = [Grid(columns, rows, caption, numeric=numeric, swatches=0)]
+    return Section("cost", "Cost", [*blocks, *_savings(runs[~is_child]), *_when(runs, ledger)])
+
+
+def _savings(runs: pd.DataFrame) -> list[Block]:
+    stopped = runs[runs["outcome"] == "stopped"]
+    planned = int(runs["steps_planned"].sum())
+    if stopped.empty or not planned:
+        return []
+    steps = int((stopped["steps_planned"] - stopped["steps_done"]).clip(lower=0).sum())
+    return [Text(f"Stopping early saved {steps} of {planned} planned rollout steps ({steps / planned:.0%}).")]
+
+
+def _when(runs: pd.DataFrame, ledger: Sequence[Mapping[str, Any]]) -> list[Block]:
     started = runs["started"].dropna()
-    if not started.empty:
-        begin = pd.Timestamp(started.min(), unit="s").strftime("%Y-%m-%d %H:%M UTC")
-        blocks.append(Text(f"First run started {begin}."))
-    return Section("cost", "Cost", blocks)
+    if started.empty:
+        return []
+    text = f"First run started {pd.Timestamp(started.min(), unit='s').strftime('%Y-%m-%d %H:%M UTC')}."
+    spans = [entry.get("seconds") for entry in ledger if entry.get("type") == "concluded"]
+    walls = [float(span) for span in spans if isinstance(span, int | float)]
+    if walls:
+        text += f" The sweep took {duration(sum(walls))}{f' in {len(walls)} sittings' if len(walls) > 1 else ''}."
+    return [Text(text)]
+
+
+def _ledger(path: Path) -> list[dict[str, Any]]:
+    """The entries of the sweep's ledger that can be read; none without one."""
+    file = path / "ledger.jsonl"
+    try:
+        return list(read_events(file)) if file.is_file() else []
+    except OSError:
+        return []
+
+
+def _num_gpus(entry: Mapping[str, Any]) -> int:
+    """GPUs of the slot a run was started on: "gpu 0,1" has two, "cpu 0" none."""
+    kind, _, devices = str(entry.get("slot", "")).partition(" ")
+    return len(devices.split(",")) if kind == "gpu" and devices else 0
 
 
 def environment_section(results: Results) -> Section:
     """Versions, machine and git state as the runs recorded them; differences between runs are shown."""
-    seen: dict[str, dict[str, int]] = {}
-    for start in _starts(results.path):
-        recorded = {
-            **(start.get("versions") or {}),
-            **(start.get("machine") or {}),
-            **(start.get("git") or {}),
-        }
-        for name, value in recorded.items():
-            counts = seen.setdefault(str(name), {})
-            counts[_value(value)] = counts.get(_value(value), 0) + 1
-    rows = []
-    for name, counts in seen.items():
-        text = ", ".join(value if len(counts) == 1 else f"{value} ({_count(n, 'run')})" for value, n in counts.items())
-        rows.append((name, text))
+    rows = [(name, ", ".join(values)) for name, values in results.versions.items()]
     version = results.plan.get("code_version")
     if version:
         rows.append(("code version of the plan", str(version)))
@@ -177,18 +202,6 @@ def environment_section(results: Results) -> Section:
     if not rows:
         return Section("environment", "Environment", [Text("The runs recorded no versions.", "note")])
     return Section("environment", "Environment", [Grid(("What", "Recorded"), rows)])
-
-
-def _starts(path: Path) -> Iterable[dict[str, Any]]:
-    """The first line of every event log that can be read."""
-    for folder in run_folders(path):
-        try:
-            with (folder / "events.jsonl").open("rb") as file:
-                event = json.loads(file.readline(1_000_000))
-        except (OSError, ValueError):
-            continue
-        if isinstance(event, dict) and event.get("type") == "start":
-            yield event
 
 
 def listed(values: Iterable[Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from analysis.figures import FIGURES, FigureSpec
+from analysis.figures.curves import shown_arms
 from analysis.load import Results
 from analysis.report.blocks import Block, Picture, Section, Text
 from analysis.report.svg import hover_data, themed_svg
@@ -30,5 +31,5 @@ def picture(results: Results, spec: FigureSpec) -> Picture:
     for size in ("double", "single"):
         figure, numbers = spec.draw(results, size)
         svg = themed_svg(figure, f"{spec.name}-{size}", spec.title)
-        parts.append((svg, hover_data(figure, numbers, results.arms)))
+        parts.append((svg, hover_data(figure, numbers, shown_arms(results))))
     return Picture(spec.name, spec.title, spec.caption, parts[0], parts[1], f"figures/{spec.name}")

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from analysis.compare import arm_runs
+from analysis.figures.curves import shown_arms
 from analysis.load import Results
 from analysis.report.blocks import Answer, Block, Compared, Fold, Grid, Section, Text
 from analysis.verdict import label
@@ -113,12 +114,13 @@ def alerts_section(results: Results) -> Section:
     alerts = results.alerts
     if alerts.empty:
         return Section("alerts", "Alerts", [Text("No alert was raised.")])
-    arms = [arm for arm in results.arms if (alerts["arm"] == arm).any()]
+    arms = [arm for arm in shown_arms(results) if (alerts["arm"] == arm).any()]
     rows = []
     for (code, title, severity), part in alerts.groupby(["code", "title", "severity"], sort=True):
+        every_run = str(part["key"].nunique())
         per_arm = [str(part.loc[part["arm"] == arm, "key"].nunique()) for arm in arms]
-        rows.append((str(code), str(title), str(severity), *per_arm, str(int(part["step"].min()))))
-    columns = ("Code", "Signal", "Severity", *(f"Runs of {label(arm)}" for arm in arms), "First at step")
+        rows.append((str(code), str(title), str(severity), every_run, *per_arm, str(int(part["step"].min()))))
+    columns = ("Code", "Signal", "Severity", "Runs", *(f"of {label(arm)}" for arm in arms), "First at step")
     every = [
         (f"{label(a['arm'])} seed {a['seed']}", str(a["step"]), f"{a['code']} {a['severity']}", str(a["message"]))
         for a in alerts.sort_values(["arm", "seed", "step"]).to_dict("records")
@@ -132,13 +134,14 @@ def completions_section(results: Results) -> Section:
     """What each arm answers to the same few problems, before training and at its last evaluation."""
     runs = arm_runs(results)
     runs = runs[runs["steps_done"] > 0]
-    seed = _common_seed(runs, len(results.arms))
+    seed = _common_seed(runs)
     chosen = runs[runs["seed"] == seed].drop_duplicates("arm")
     samples = results.samples(list(chosen["key"]))
     samples = samples[samples["prompt"].map(lambda text: isinstance(text, str))]
     if samples.empty:
         return Section("completions", "Completions", [Text("No completions were recorded.", "note")])
-    arms = [arm for arm in results.arms if (samples["arm"] == arm).any()]
+    arms = [arm for arm in shown_arms(results) if (samples["arm"] == arm).any()]
+    samples = samples[samples["arm"].isin(arms)]
     last = samples.groupby("arm")["step"].transform("max")
     shown = samples[(samples["step"] == last) | ((samples["step"] == 0) & (samples["arm"] == arms[0]))]
     spread = (
@@ -164,7 +167,7 @@ def completions_section(results: Results) -> Section:
     return Section("completions", "Completions", blocks)
 
 
-def _common_seed(runs: pd.DataFrame, arms: int) -> int:
+def _common_seed(runs: pd.DataFrame) -> int:
     """The lowest seed that most arms have."""
     counts = runs.groupby("seed")["arm"].nunique()
     best = counts[counts == counts.max()] if len(counts) else counts
