@@ -281,3 +281,9 @@ def test_rules_are_imported_without_torch():
         "import reasonrl.alerts, reasonrl.alerts.names, sys; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_an_evaluation_before_training_starts_no_clock():
+    rows = [(s, collapsing(s)) for s in range(1, 80)]
+    with_start = [(0, {"eval/accuracy": 0.2}), *rows]
+    assert [(a.code, a.step) for a in run(rows)] == [(a.code, a.step) for a in run(with_start)]

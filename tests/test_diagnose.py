@@ -12,6 +12,7 @@ import pytest
 from analysis import diagnose
 from analysis.logs import find_logs, read_log
 from analysis.logs.table import to_number
+from reasonrl.alerts.names import translate_row
 from reasonrl.errors import AnalysisError
 from reasonrl.events import EventLog
 
@@ -353,3 +354,17 @@ def test_picture_is_written_one_per_log(tmp_path):
     for name in ("found.png", "found_2.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
     assert run(one, "--picture", tmp_path / "found.bmp") == 2
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Global step {s}: {{'reward': {s}.5, 'kl': 0.1}}",  # OpenRLHF
+        "{{'loss': 0.1, 'reward': {s}.5, 'global_step/max_steps': '{s}/100', 'epoch': 0.1}}",  # ms-swift
+        "rollout: {{'rollout/raw_reward': {s}.5, 'rollout/step': {s}, 'rollout/truncated': 0.1}}",  # slime
+    ],
+)
+def test_printed_dicts_that_name_their_step_are_put_there(tmp_path, line):
+    log = read_log(write(tmp_path / "c.log", "\n".join(line.format(s=s) for s in (5, 10, 15))))
+    assert [s for s, _ in log.rows] == [5, 10, 15]
+    assert [translate_row(row)["reward/total"] for _, row in log.rows] == [5.5, 10.5, 15.5]

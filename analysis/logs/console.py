@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from analysis.logs.table import Log, Table, to_number
+from analysis.logs.table import Log, Table, step_name, to_number
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 VERL = re.compile(r"\bstep:\s*(\d+)\s+- (?=\S+:)")
 PAIR = re.compile(r"""['"]([^'"]+)['"]\s*:\s*(?:'([^']*)'|"([^"]*)"|([^,{}\[\]]+))""")
 BAR = re.compile(r"(\d+)/(\d+)\s*\[\d+:\d+")
-GLOBAL_STEP = re.compile(r"global[ _]?step['\"]?[ :=]+(\d+)", re.IGNORECASE)
+GLOBAL_STEP = re.compile(r"global[ _]?step(?:/max_steps)?['\"]?[ :=]+['\"]?(\d+)", re.IGNORECASE)
 
 
 def read_console(path: Path, text: str) -> Log | None:
@@ -59,8 +59,9 @@ def _read_dicts(path: Path, lines: list[str]) -> Log | None:
         if record is None:
             torn += "{'" in line and "}" not in line and len(PAIR.findall(line)) > 1
             continue
-        named = GLOBAL_STEP.search(line)
-        found.append((float(named[1]) if named else done, record))
+        column, named = step_name(record), GLOBAL_STEP.search(line)
+        own = to_number(record.pop(column)) if column else float(named[1]) if named else None
+        found.append((done if own is None else own, record))
     if not found:
         return None
     train = [step for step, record in found if not _only_eval(record)]

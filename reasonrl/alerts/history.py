@@ -21,8 +21,8 @@ class History:
     """
 
     PLAIN = (
-        "rows", "late_rows", "bad_rows", "bad_fields", "bad_vital", "first_step", "estimated", "raised", "streaks",
-        "since",
+        "rows", "started", "late_rows", "bad_rows", "bad_fields", "bad_vital", "first_step", "estimated", "raised",
+        "streaks", "since",
     )  # fmt: skip
 
     def __init__(self, window: int, unit: float, tracked: Iterable[str], group_size: int = 0) -> None:
@@ -34,6 +34,7 @@ class History:
         self.cache: dict[str, Any] = {}  # readings of the present row, shared by the rules
         self.step, self.first_step = -math.inf, 0.0
         self.rows = 0
+        self.started = False  # whether a train row has been seen
         self.late_rows = 0  # rows from before the last step, left out
         self.bad_rows = 0  # rows in a row with a non-finite vital field
         self.bad_fields: list[str] = []
@@ -56,8 +57,8 @@ class History:
             self.late_rows += 1
             self.bad_fields, self.bad_vital = [], False
             return set()
-        if not self.rows:
-            self.first_step = step
+        if not self.started and not all(name.startswith("eval/") for name in metrics):
+            self.started, self.first_step = True, step  # an evaluation before training starts no clock
         self.rows += 1
         self.step = max(self.step, step)
         self.cache = {}
@@ -148,7 +149,7 @@ class History:
 
     def rollouts(self) -> float:
         """Rollout steps since the first row."""
-        return (self.step - self.first_step) / self.unit
+        return (self.step - self.first_step) / self.unit if self.started else 0.0
 
     def spacing(self) -> float:
         """Mean distance of two rows in log steps."""
