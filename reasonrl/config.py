@@ -30,6 +30,7 @@ from reasonrl.rewards import RewardConfig
 from reasonrl.rollout import SamplingConfig
 from reasonrl.tasks import TaskConfig
 from reasonrl.tracking import TrackingConfig
+from reasonrl.trl_options import TrlConfig
 
 
 @dataclass
@@ -41,6 +42,7 @@ class Config:
     run_dir: str | None = None  # null = results/single/<key>
     name: str | None = None
     quiet: bool = False
+    trainer: str = "ours"  # ours, or trl: TRL's GRPOTrainer does sampling and updates (reasonrl/trl_trainer.py)
     data: DataConfig = field(default_factory=DataConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     kl: KlConfig = field(default_factory=KlConfig)
@@ -56,6 +58,7 @@ class Config:
     alerts: AlertsConfig = field(default_factory=AlertsConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    trl: TrlConfig = field(default_factory=TrlConfig)
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
@@ -157,6 +160,8 @@ def canonical(config: Config) -> dict[str, Any]:
     values = to_dict(config)
     for section in _OUTSIDE:
         values.pop(section)
+    if config.trainer != "trl":
+        values.pop("trl")
     for section, names in _inert_keys(config).items():
         for name in names:
             values[section].pop(name, None)

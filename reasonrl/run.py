@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import math
 import os
 import platform
@@ -202,12 +203,13 @@ def export(policy: Policy, folder: Path) -> None:
     policy.tokenizer.save_pretrained(folder)
 
 
-def versions() -> dict[str, str]:
+def versions(trainer: str = "ours") -> dict[str, str]:
     """Return what the numbers of a run depend on besides its configuration."""
     import numpy
     import transformers
 
-    return {
+    other = {} if trainer == "ours" else {trainer: importlib.metadata.version(trainer)}
+    return other | {
         "code": code_version(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -219,8 +221,15 @@ def versions() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def open_run(config: Config, run_dir: Path, on_event: Callable[[Event], str | None]) -> Iterator[Run]:
+def open_run(
+    config: Config,
+    run_dir: Path,
+    on_event: Callable[[Event], str | None],
+    load: Callable[[Config], Policy] | None = None,
+) -> Iterator[Run]:
     """Load everything, resume from the newest sound checkpoint if there is one, and record how it ends.
+
+    `load` replaces the loading of the policy for another trainer, which then keeps its own reference.
 
     Data and model are loaded before anything is written, so that bad input leaves no half-made folder.
     """
@@ -228,9 +237,9 @@ def open_run(config: Config, run_dir: Path, on_event: Callable[[Event], str | No
     load_functions(config.reward)
     task = load_task(config.task, config.seed)
     heldout = task.heldout(config.eval.problems)
-    policy = load_policy(config.model, config.task.operands)
+    policy = load(config) if load is not None else load_policy(config.model, config.task.operands)
     policy.configure_prompts(config.task.system, config.task.chat)
-    reference = make_reference(policy) if needs_reference(config.kl) else None
+    reference = make_reference(policy) if needs_reference(config.kl) and load is None else None
     main = distributed.is_main()
     run_dir.mkdir(parents=True, exist_ok=True)
     thermostat = Thermostat(config.entropy.target, config.entropy.delta, config.entropy.max_coef)
@@ -276,7 +285,8 @@ def _start(run: Run) -> None:
     resumed = run.step if loaded is not None else None
     name = config.name or run_key(config)
     start: dict[str, Any] = {"key": run_key(config), "name": name, "seed": config.seed, "steps": config.steps}
-    run.emit("start", **start, config=to_dict(config), versions=versions(), resumed_from=resumed, pid=os.getpid())
+    process = {"resumed_from": resumed, "pid": os.getpid()}
+    run.emit("start", **start, config=to_dict(config), versions=versions(config.trainer), **process)
     for complaint in complaints + doubts(config):
         run.warn(complaint)
     if not same_run:

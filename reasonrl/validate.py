@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from reasonrl import advantages, entropy, kl, loss, overlong, rewards
+from reasonrl import advantages, entropy, kl, loss, overlong, rewards, trl_options
 from reasonrl.errors import Mistake
 from reasonrl.optim import SCHEDULES
 from reasonrl.tasks import TASKS, arithmetic, records
@@ -19,12 +19,13 @@ GSPO_LARGEST = 0.05  # a clip bound above this is of token size
 
 def mistakes_of(config: Config) -> list[Mistake]:
     """Return all mistakes; the order is that of the configuration's sections."""
-    checks = (_choices, _numbers, _sampling, _losses, _kl, _rewards, _task_and_model, _alerts)
+    checks = (_choices, _numbers, _sampling, _losses, _kl, _rewards, _task_and_model, _alerts, trl_options.mistakes)
     return [mistake for check in checks for mistake in check(config)]
 
 
 def _choices(config: Config) -> Iterator[Mistake]:
     table: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+        ("trainer", config.trainer, trl_options.TRAINERS),
         ("data.kind", config.data.kind, ("plain", "dynamic_sampling")),
         ("loss.kind", config.loss.kind, tuple(loss.LOSSES)),
         ("loss.aggregation", config.loss.aggregation, loss.AGGREGATIONS),
