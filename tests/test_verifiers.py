@@ -97,6 +97,14 @@ $70,000 | 70000.0
 18 | She makes 9 * 2 = $18 every day.
 42 | The answer is 42 and not 43
 42 | ٤٢
+42 | ####\n42
+42 | the answer is forty-two (42)
+42 | Answer: $42$ apples (6*7)
+70000 | USD 70,000
+300000000 | 3.0 × 10⁸ m/s
+2.5 | 2 and 1/2
+3/4 | \boxed{\frac{-3}{-4}}
+-1/2 | -½
 """
 
 NUMERIC_WRONG = r"""
@@ -122,6 +130,8 @@ NUMERIC_WRONG = r"""
 1000000000001 | 1000000000000
 1/3 | 0.333
 10.5 | #### 10 dollars and 50 cents
+4 | x = 3, y = 4
+100 | 100 miles per hour, or 160 km/h
 """
 
 NUMERIC_UNREAD = r"""
@@ -147,6 +157,9 @@ NUMERIC_UNREAD = r"""
 42 | \boxed{42
 42 | \boxed{}
 1 | 1e999999999
+16 | \sqrt{16}
+3 | x > 3
+10 | 0x10
 42 |
 """
 

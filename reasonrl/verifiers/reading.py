@@ -37,6 +37,7 @@ _HEDGES = frozenset(("approximately", "approx", "about", "around", "roughly", "e
                      "thus", "hence", "therefore", "then", "equals", "equal", "to", "a", "the", "final", "answer", "is",
                      "total", "of", "result", "usd", "eur", "gbp", "rs"))  # fmt: skip
 _LIST_WORDS = frozenset(("and", "or", "to", "through", "maybe", "perhaps", "possibly", "also", "either", "then"))
+_PART_SIGNS = frozenset("+*/^<>{|\u221a\u2264\u2265")  # a number right behind one of these is a part of something
 _LIST_SIGNS = frozenset(",;|&/")
 _MATH_WORDS = frozenset(("x", "y", "z", "n", "i", "j", "e", "p", "q", "pi", "sqrt", "exp", "log", "ln", "sin", "cos",
                          "tan", "theta", "mod", "\u03c0", "\u03b8", "\u03c4", "\u03c6"))  # fmt: skip
@@ -121,11 +122,7 @@ def read_last(text: str, percent: bool) -> Reading | None:
             index += 1
             continue
         last = read_at(tokens, index, percent)
-        if (
-            before is not None
-            and before.text in ("+", "*", "/", "^")
-            or (before is not None and _is_minus(tokens, index))
-        ):
+        if before is not None and (before.text in _PART_SIGNS or before.kind == "bad" or _is_minus(tokens, index)):
             last = Reading(None, last.next)
         index = max(last.next, index + 1)
     return last if last and last.value is not None else None
@@ -202,10 +199,12 @@ def _magnitude(tokens: list[Token], index: int) -> tuple[Fraction | None, int]:
         if bottom is not None:
             quotient = value / bottom if bottom else None
             return (-quotient if negative and quotient else quotient), index + 3 + negative
-    if len(rest) > 2 and rest[1] == "/" and tokens[index].text.isdigit() and rest[0].isdigit() and rest[2].isdigit():
-        above, below = int(rest[0][:MAX_DIGITS]), int(rest[2][:MAX_DIGITS])
+    joined = int(rest[0] == "and")  # 2 and 1/2
+    mixed = rest[joined : joined + 3]
+    if len(mixed) == 3 and mixed[1] == "/" and all(part.isdigit() for part in (tokens[index].text, mixed[0], mixed[2])):
+        above, below = int(mixed[0][:MAX_DIGITS]), int(mixed[2][:MAX_DIGITS])
         if above < below:
-            return value + Fraction(above, below), index + 4
+            return value + Fraction(above, below), index + 4 + joined
     return value, index + 1
 
 
@@ -278,6 +277,8 @@ def _after_list_sign(tokens: list[Token], index: int) -> int | None:
     seen = False
     while index < len(tokens) and (tokens[index].text in _LIST_SIGNS or tokens[index].text.lower() in _LIST_WORDS):
         seen, index = True, index + 1
+    if [token.text for token in tokens[index + 1 : index + 2]] == ["="] and len(tokens[index].text) == 1:
+        index += 2  # the y of "x = 3, y = 4"
     starts = index < len(tokens) and (tokens[index].kind in ("number", "money") or tokens[index].text in "+-")
     return index if seen and starts else None
 
