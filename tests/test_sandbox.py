@@ -150,7 +150,7 @@ def test_program_never_sees_what_is_expected_of_it() -> None:
         ("return sorted(os.environ)", "['HOME', 'LANG', 'PATH', 'TMPDIR']"),
         ("return open('/etc/passwd').read()", "FileNotFoundError"),
         (f"return os.listdir({str(ROOT)!r})", "FileNotFoundError"),
-        ("return [n for n in os.listdir('/') if n in ('home', 'work', 'var', 'mnt', 'srv', 'opt', 'sys', 'boot')]", "[]"),
+        ("return [n for n in os.listdir('/') if n in ('home', 'var', 'mnt', 'srv', 'opt', 'sys', 'boot')]", "[]"),
         ("return os.listdir('/etc')", "['ld.so.cache']"),
         ("return open('/usr/x', 'w')", "Read-only file system"),
         ("return open('/x', 'w')", "Read-only file system"),
