@@ -79,7 +79,7 @@ class Endings:
             sweep.book.record(run, {"type": "decision", "action": "halve_micro_batch", "value": half, "step": run.step})
             details["micro_batch_size"] = half
         sweep.ledger.note("retry", run.spec, step=run.step, **details)
-        sweep.progress.retried(run, kind, details)
+        sweep.progress.retried(run, kind, details, now=sweep.goes_on)
         run.status = "partial"
         return True
 

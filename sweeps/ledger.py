@@ -52,12 +52,16 @@ def read_ledger(directory: Path) -> Iterator[dict[str, Any]]:
 def write_atomic(path: Path, text: str, sync: bool = True) -> None:
     """Replace `path` as a whole: a reader, or a killed process, never meets half of it; `sync` waits for the disk."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with draft.open("w") as file:
-        file.write(text)
-        if sync:
-            file.flush()
-            os.fsync(file.fileno())
-    os.replace(draft, path)
+    try:
+        with draft.open("w") as file:
+            file.write(text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 def save_spec(run_dir: Path, spec: RunSpec) -> None:

@@ -64,11 +64,12 @@ class Progress:
         """A run finished, stopped, paused or failed."""
         self.line(describe_end(run))
 
-    def retried(self, run: RunState, kind: str, details: Mapping[str, Any]) -> None:
-        """A run failed and is tried again."""
+    def retried(self, run: RunState, kind: str, details: Mapping[str, Any], now: bool) -> None:
+        """A run failed and is tried again, by this command or by the next."""
         batch = details.get("micro_batch_size")
         how = f" with optim.micro_batch_size={batch}" if batch else ""
-        self.line(f"{run.spec.name}: {kind} at step {run.step} ({run.reason}); tried again{how}")
+        when = "tried again" if now else "the next command tries again"
+        self.line(f"{run.spec.name}: {kind} at step {run.step} ({run.reason}); {when}{how}")
 
     def alert(self, run: RunState, event: Mapping[str, Any]) -> None:
         """A run raised an alert; notes stay in its log, and a stop is said by the run's end."""

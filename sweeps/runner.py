@@ -21,6 +21,7 @@ from typing import Any
 from reasonrl.errors import EngineError, ReasonRLError
 from sweeps.coordinator import Coordinator
 from sweeps.engines import Engine, make_engine
+from sweeps.failures import is_disk_full
 from sweeps.ledger import write_atomic
 from sweeps.lock import FolderLock
 from sweeps.progress import Progress
@@ -39,21 +40,33 @@ def run(plan: Plan) -> int:
     2: refused before anything started. 130: interrupted; the same command continues.
     """
     try:
-        with interrupts() as asked, FolderLock(plan.directory) as lock:
-            write_atomic(plan.directory / "plan.json", plan.to_json())
-            engine = make_engine(plan.engine, plan.directory / "workers")
-            progress = Progress(plan)
-            with contextlib.closing(engine), contextlib.closing(progress):
-                seats = [Seat(slot) for slot in engine.slots()]
-                sweep = Coordinator(plan, engine, seats, progress)
-                try:
-                    loop(sweep, engine, lock, asked)
-                finally:
-                    sweep.close()
+        with FolderLock(plan.directory) as lock:
+            sweep = _carry_out(plan, lock)
             return sweep.conclude()
     except ReasonRLError as error:
         print(error, file=sys.stderr)
         return REFUSED
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        print(f"The disk is full ({error}). Free some space in {plan.directory};", file=sys.stderr)
+        print("the same command then continues: no finished run is lost.", file=sys.stderr)
+        return FAILED
+
+
+def _carry_out(plan: Plan, lock: FolderLock) -> Coordinator:
+    """Set everything up, loop, and take everything down again."""
+    with interrupts() as asked, contextlib.ExitStack() as open_things:
+        write_atomic(plan.directory / "plan.json", plan.to_json())
+        engine = make_engine(plan.engine, plan.directory / "workers")
+        open_things.callback(engine.close)
+        progress = Progress(plan)
+        open_things.callback(progress.close)
+        seats = [Seat(slot) for slot in engine.slots()]
+        sweep = Coordinator(plan, engine, seats, progress)
+        open_things.callback(sweep.close)
+        loop(sweep, engine, lock, asked)
+    return sweep
 
 
 def loop(sweep: Coordinator, engine: Engine, lock: FolderLock, asked: list[int]) -> None:

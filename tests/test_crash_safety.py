@@ -287,3 +287,36 @@ def test_the_database_away_for_a_while_costs_nothing(tmp_path: Path, monkeypatch
     loaded = optuna.load_study(study_name="s", storage=f"sqlite:///{plan.directory}/study.db")
     (trial,) = loaded.trials
     assert trial.state.name == "COMPLETE" and sorted(trial.intermediate_values) == list(range(0, 61, 5))
+
+
+def test_a_disk_that_really_fills_up_corrupts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(small)], capture_output=True
+    ).returncode:
+        pytest.skip("a small disk needs the right to mount one")
+    try:
+        monkeypatch.setattr("sweeps.coordinator.MIN_FREE_MB", 0.0)  # let it run into the wall
+        arms = {"a": {}, "b": {}}
+        assert run(make_plan(small / "s", arms, seeds=(0, 1), steps=800)) == 1
+        said = capsys.readouterr()
+        assert "disk is full" in (said.out + said.err).lower()
+        subprocess.run(["mount", "-o", "remount,size=60m", str(small)], check=True)
+        assert run(make_plan(small / "s", arms, seeds=(0, 1), steps=800)) == 0
+        assert run(make_plan(small / "t", arms, seeds=(0, 1), steps=800)) == 0
+        assert rows_of(small / "s") == rows_of(small / "t")
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+def test_a_disk_that_is_nearly_full_ends_the_sweep_before_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sweeps.coordinator.MIN_FREE_MB", float("inf"))
+    assert run(make_plan(tmp_path / "s", {"a": {"sleep": 0.1}}, seeds=(0,), steps=200)) == 1
+    assert "the disk is full" in capsys.readouterr().out
+    (state,) = read_runs(tmp_path / "s").values()
+    assert state.status == "paused" and state.checkpoints[-1] == state.step

@@ -220,12 +220,15 @@ def _reached(event: Mapping[str, Any], step: int | None) -> bool:
 def run_one(link: Link, train: Callable[..., Any], job: Message, args: argparse.Namespace) -> Message:
     """Train one run here, or on several processes, and say how it ended: a message "done" or "failed"."""
     run_dir = Path(job["run_dir"])
-    run_dir.mkdir(parents=True, exist_ok=True)
-    redirect_output(run_dir / "worker.log")
-    if args.gpus > 1:
-        from sweeps.engines.ranks import launch
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        redirect_output(run_dir / "worker.log")
+        if args.gpus > 1:
+            from sweeps.engines.ranks import launch
 
-        return launch(link, args.train, job, run_dir, args.gpus, args.threads)
+            return launch(link, args.train, job, run_dir, args.gpus, args.threads)
+    except OSError as error:  # a full disk, most likely
+        return {"type": "failed", "key": job["key"], **describe_exception(error)}
     return {**train_one(link, train, job), **memory_left()}
 
 
@@ -239,7 +242,9 @@ def train_one(link: Link | None, train: Callable[..., Any], job: Message) -> Mes
         raise
     except BaseException as error:  # SystemExit from user code must not end a warm worker silently
         answer = {"type": "failed", "key": key, **describe_exception(error)}
-        sys.stderr.write(answer.get("traceback") or answer["message"])
+        with contextlib.suppress(OSError):  # a full disk must not keep the answer back
+            sys.stderr.write(answer.get("traceback") or answer["message"])
+            sys.stderr.flush()
         return answer
     return {"type": "done", "key": key}
 
@@ -259,8 +264,9 @@ def make_config(train: Callable[..., Any], config: dict[str, Any]) -> Any:
 
 def redirect_output(path: Path) -> None:
     """Send everything this process and its children print to `path`."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

@@ -1,0 +1,116 @@
+"""`python -m sweeps` beside a running coordinator, and after it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sweeps import summary
+from sweeps.__main__ import main
+from sweeps.runner import run
+from sweeps.state import RunState
+from sweeps.story import read_runs
+from tests.fakes import make_plan
+from tests.test_crash_safety import coordinator, num_rows, wait_for
+
+LONG: dict[str, Any] = {"arms": {"a": {"sleep": 0.05}, "b": {"sleep": 0.05}}, "seeds": [0], "steps": 4000}
+SHORT: dict[str, Any] = {"arms": {"a": {"sleep": 0.02}, "b": {"sleep": 0.02}}, "seeds": [0], "steps": 100}
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
+
+
+def states(directory: Path) -> dict[str, RunState]:
+    return {state.spec.arm: state for state in read_runs(directory).values()}
+
+
+def command(tmp_path: Path, *words: str) -> int:
+    return main([*words, "--results", str(tmp_path)])
+
+
+def test_pause_and_resume_a_whole_sweep(tmp_path: Path) -> None:
+    directory = tmp_path / "s"
+    with coordinator(directory, SHORT) as process:
+        wait_for(lambda: num_rows(directory) >= 4)
+        assert command(tmp_path, "pause", "s") == 0
+        wait_for(lambda: {state.status for state in states(directory).values()} == {"paused"})
+        held = num_rows(directory)
+        time.sleep(1.0)
+        assert num_rows(directory) == held and process.poll() is None
+        assert command(tmp_path, "resume", "s") == 0
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "paused by command" in said and "resumed by command" in said
+    assert {state.status for state in states(directory).values()} == {"finished"}
+
+
+def test_pause_and_resume_one_run_while_the_other_goes_on(tmp_path: Path) -> None:
+    directory = tmp_path / "s"
+    with coordinator(directory, SHORT) as process:
+        wait_for(lambda: num_rows(directory) >= 4)
+        key = states(directory)["a"].key
+        assert command(tmp_path, "pause", key[:6]) == 0
+        wait_for(lambda: states(directory)["b"].status == "finished")
+        assert states(directory)["a"].status == "paused" and process.poll() is None
+        assert command(tmp_path, "resume", key[:6]) == 0
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert states(directory)["a"].status == "finished"
+
+
+def test_stopping_one_run_is_a_reason_of_its_own_and_stopping_the_sweep_leaves_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tmp_path / "s"
+    with coordinator(directory, LONG) as process:
+        wait_for(lambda: num_rows(directory) >= 4)
+        assert command(tmp_path, "stop", states(directory)["a"].key) == 0
+        wait_for(lambda: states(directory)["a"].status == "stopped")
+        assert command(tmp_path, "status", "s") == 0
+        assert f"held by pid {process.pid}" in capsys.readouterr().out
+        assert command(tmp_path, "stop", "s") == 0
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert (states(directory)["a"].stop_reason() or {})["code"] == "USER"
+    paused = states(directory)["b"]
+    assert paused.status == "paused" and paused.checkpoints[-1] == paused.step
+    assert "the same command continues" in capsys.readouterr().out
+
+
+def test_a_failed_run_is_tried_again_on_request_and_told_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(tmp_path / "s", {"a": {"raise_at": 3}}, seeds=(0,))
+    assert run(plan) == 1
+    # The same command leaves a bug alone.
+    assert run(plan) == 1
+    assert command(tmp_path, "retry", "s") == 0
+    assert run(plan) == 0
+    assert states(plan.directory)["a"].status == "finished"
+    assert command(tmp_path, "why", plan.runs[0].key) == 0
+    story = capsys.readouterr().out
+    assert "ValueError: a bug at step 3" in story and "put in line again by hand" in story and "error.txt" in story
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["status", "nothing"], "neither a sweep nor the key of a run"),
+        (["why", "s"], "Name a run"),
+        (["stop", "s"], "No coordinator works on s"),
+        (["retry", "s"], "no failed run"),
+        (["why", "s", "zzz"], "zzz is no run of s"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line_with_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
+) -> None:
+    run(make_plan(tmp_path / "s", {"a": {}}, seeds=(0,)))
+    capsys.readouterr()
+    assert command(tmp_path, *words) == 2
+    said = capsys.readouterr().err
+    assert expected in said and "Traceback" not in said
