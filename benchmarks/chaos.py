@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 NAME = "chaos"
-HANG_S = {False: 4.0, True: 90.0}
+HANG_S = {False: 4.0, True: 240.0}
 PAUSES_S = {False: (0.3, 2.0), True: (5.0, 25.0)}
 CLOCKS = ("time/", "speed/")
 
@@ -55,8 +55,8 @@ class Sweep:
         """The command as a user would give it."""
         if self.real:
             return [
-                sys.executable, "sweep.py", "+sweep=clip_ablation", "-m", "seed=0,1", "steps=12", "eval.every=4",
-                "eval.problems=40", "data.prompts_per_step=8", "checkpoint.every=3", f"sweep.name={NAME}",
+                sys.executable, "sweep.py", "+sweep=clip_ablation", "-m", "seed=0,1", "steps=8", "eval.every=4",
+                "eval.problems=40", "data.prompts_per_step=8", "checkpoint.every=2", f"sweep.name={NAME}",
                 f"results={self.results}", "engine.max_retries=100", f"engine.hang_timeout_s={HANG_S[True]}",
             ]  # fmt: skip
         settings = {
