@@ -63,11 +63,11 @@ def _read_alike(lines: list[bytes], reserved: tuple[str, ...]) -> tuple[pa.Table
         return None, nothing
     data = b"\n".join(lines) + b"\n"
     text = np.frombuffer(data, np.uint8)
-    marks = np.flatnonzero((text == _COMMA) | (text == _NEWLINE))
-    fits = np.diff(np.flatnonzero(text[marks] == _NEWLINE), prepend=-1) == len(shape.gaps) + 1
+    flat = np.flatnonzero((text == _COMMA) | (text == _NEWLINE))
+    fits = np.diff(np.flatnonzero(text[flat] == _NEWLINE), prepend=-1) == len(shape.gaps) + 1
     if not fits.all():
         return _again(lines, fits, reserved)
-    marks = marks.reshape(len(lines), -1)
+    marks = flat.reshape(len(lines), -1)
     line_starts = np.concatenate([[0], marks[:-1, -1] + 1])
     starts = marks[:, :-1] + np.array([len(gap) for gap in shape.gaps])
     ends = np.column_stack([marks[:, 1:-1], marks[:, -1] - len(_TAIL) + 1])

@@ -149,9 +149,11 @@ def _first_int(*values: Any, default: int) -> int:
 
 
 def _updates(config: Mapping[str, Any]) -> float:
-    optim = config.get("optim") if isinstance(config.get("optim"), Mapping) else {}
-    counts = [optim.get("minibatches"), optim.get("inner_epochs")]
-    return float(math.prod(counts)) if all(isinstance(count, int) for count in counts) else math.nan
+    optim = config.get("optim")
+    if not isinstance(optim, Mapping):
+        return math.nan
+    counts = [count for count in (optim.get("minibatches"), optim.get("inner_epochs")) if isinstance(count, int)]
+    return float(math.prod(counts)) if len(counts) == 2 else math.nan
 
 
 def _ending(log: RunLog | None) -> dict[str, Any]:
@@ -233,7 +235,8 @@ def _total(table: pa.Table, name: str) -> float:
 def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[Record], list[Record]]:
     """Arms in the plan's order, then seeds; runs that a plan of named runs no longer holds come apart."""
     planned = {record.key for record in records if record.planned}
-    kept, left_out = [], []
+    kept: list[Record] = []
+    left_out: list[Record] = []
     for record in records:
         stale = bool(planned) and not is_searched(plan) and not {record.key, record.row["parent"]} & planned
         (left_out if stale else kept).append(record)
@@ -257,8 +260,9 @@ def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[
 
 def is_searched(plan: Mapping[str, Any]) -> bool:
     """True when runs are suggested while the sweep goes on, so that the plan does not name them."""
-    study = plan.get("study") if isinstance(plan.get("study"), Mapping) else {}
-    return study.get("sampler", "none") not in ("none", "grid") or bool(plan.get("stages"))
+    study = plan.get("study")
+    sampler = study.get("sampler", "none") if isinstance(study, Mapping) else "none"
+    return sampler not in ("none", "grid") or bool(plan.get("stages"))
 
 
 def notes_about(records: list[Record], left_out: list[Record]) -> list[str]:

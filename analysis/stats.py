@@ -9,7 +9,7 @@ fails to take off, three seeds meet none half of the time. Where there is no int
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -197,6 +197,7 @@ def stratified_bootstrap(
 
     Tables are (runs, tasks). The interval is None when a table has fewer than two runs.
     """
+    functions: dict[str, tuple[Callable[..., float], int]]
     functions = {"iqm": (iqm, 1), "improvement": (probability_of_improvement, 2)}
     if statistic not in functions:
         raise ValueError(f"statistic={statistic!r}: choose {' or '.join(functions)}")

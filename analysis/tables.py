@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -26,6 +26,7 @@ from analysis.verdict import enough_digits, label, number
 
 MANY_ARMS = 12  # a search has hundreds: the printed table shows the best ones, the CSV has all
 MANY_SEEDS = 6
+Rows = list[Mapping[str, object]]
 
 
 def make_tables(
@@ -53,7 +54,9 @@ def arms_table(results: Results, comparisons: Sequence[Comparison]) -> Table:
         if each.distinguishable and each.paired.mean > 0 and each.measure.column == "final_accuracy"
     }
     both = bool(runs["outcome"].isin(["stopped", "failed"]).any())
-    frame, shown, bold = [], [], set()
+    frame: Rows = []
+    shown: Rows = []
+    bold: set[tuple[int, str]] = set()
     for arm in _ranked(results, runs):
         mine = runs[runs["arm"] == arm]
         raw: dict[str, object] = {
@@ -87,7 +90,9 @@ def arms_table(results: Results, comparisons: Sequence[Comparison]) -> Table:
 def differences_table(results: Results, comparisons: Sequence[Comparison]) -> Table:
     """Paired differences from the baseline per arm, measure and reading, with every interval and test."""
     same = same_readings(comparisons)
-    frame, shown, bold = [], [], set()
+    frame: Rows = []
+    shown: Rows = []
+    bold: set[tuple[int, str]] = set()
     measures = list(dict.fromkeys(each.measure.column for each in comparisons))
     for each in sorted(comparisons, key=lambda c: (measures.index(c.measure.column), results.arms.index(c.arm))):
         frame.append(_difference_row(each))
@@ -124,7 +129,8 @@ def problems_table(results: Results, problems: Sequence[ProblemComparison]) -> T
     Nothing is bold: with the runs held fixed the interval leaves out 0 in half of all cases in which arms differ
     only by their seeds (benchmarks/coverage.py).
     """
-    frame, shown = [], []
+    frame: Rows = []
+    shown: Rows = []
     for each in problems:
         row: dict[str, object] = {"arm": each.arm, "baseline": each.baseline, "skipped": each.skipped}
         gap = each.difference
@@ -161,7 +167,8 @@ def stops_table(results: Results) -> Table:
     """Every run that did not finish: when, why, steps saved, and what the alert advises to try."""
     runs = results.runs
     early = runs[runs["outcome"].isin(["stopped", "failed", "ended", "lost"])]
-    frame, shown = [], []
+    frame: Rows = []
+    shown: Rows = []
     for _, run in early.iterrows():
         alerts = results.alerts[(results.alerts["key"] == run["key"]) & (results.alerts["code"] == run["reason_code"])]
         advice = list(alerts["intervention"].iloc[-1]) if len(alerts) else []

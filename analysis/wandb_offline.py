@@ -71,6 +71,7 @@ def read_offline(folder: Path) -> list[PulledRun]:
 def _read_file(path: Path) -> PulledRun:
     from wandb.proto import wandb_internal_pb2
 
+    new_record: Any = getattr(wandb_internal_pb2, "Record")  # noqa: B009  (made when the module is loaded)
     run = PulledRun(id=path.stem.removeprefix("run-"))
     data = path.read_bytes()
     if data[:4] != b":W&B":
@@ -80,7 +81,7 @@ def _read_file(path: Path) -> PulledRun:
         if piece is None:
             run.damaged += 1
             continue
-        record = wandb_internal_pb2.Record()
+        record = new_record()
         try:
             record.ParseFromString(piece)
         except Exception:  # protobuf's DecodeError lives in another place in each of its versions

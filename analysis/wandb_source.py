@@ -110,7 +110,8 @@ def _about(runs: Sequence[PulledRun], kept: Sequence[PulledRun], baseline: str |
     arms = list(dict.fromkeys(arm_of(run) for run in kept))
     if baseline is not None and baseline not in arms:
         raise AnalysisError(f"--baseline {baseline}: no such arm; there are {', '.join(arms)}.")
-    order = said.get("arms") if isinstance(said.get("arms"), list | dict) else []
+    told = said.get("arms")
+    order = [str(arm) for arm in told] if isinstance(told, list | dict) else []
     arms = [*(arm for arm in order if arm in arms), *(arm for arm in arms if arm not in order)]
     named = baseline or said.get("baseline")
     return {
@@ -188,7 +189,7 @@ def run_events(run: PulledRun, seed: int, unknown: set[str]) -> Iterable[dict[st
         last = max(last, step)
         held_out = {name: value for name, value in metrics.items() if name.startswith("eval/") or name == "time/eval"}
         training = {name: value for name, value in metrics.items() if name not in held_out}
-        head = {"time": row.get("_timestamp"), "step": step, "metrics": {}}
+        head: dict[str, Any] = {"time": row.get("_timestamp"), "step": step}
         if any(name.startswith("eval/") for name in held_out):
             yield {"type": "eval", **head, "metrics": held_out, "problems": None, "samples": None}
         if training:
