@@ -91,6 +91,15 @@ def test_dropping_finished_rows_changes_nothing(policy, monkeypatch, share):
     assert usual.finish == other.finish
 
 
+def test_a_model_that_cannot_keep_a_cache_gives_the_same_tokens(policy):
+    _, usual = sample(policy)
+    _, whole = sample(replace(policy, cache_argument=None))
+    assert torch.equal(usual.ids_BT, whole.ids_BT)
+    assert torch.equal(usual.mask_BT, whole.mask_BT)
+    assert torch.allclose(usual.logprobs_BT, whole.logprobs_BT, atol=2e-5)
+    assert usual.finish == whole.finish
+
+
 def test_a_row_does_not_depend_on_its_company(policy):
     prompts, out = sample(policy)
     noise = torch.from_numpy(uniforms(4 * GROUP, LIMIT, "draws"))
