@@ -73,7 +73,6 @@ def _numbers(config: Config) -> Iterator[Mistake]:
         ("entropy.max_coef", config.entropy.max_coef, 0),
         ("entropy.cov_coef", config.entropy.cov_coef, 0),
         ("model.base_steps", config.model.base_steps, 1),
-        ("model.lora.r", config.model.lora.r, 0),
         ("checkpoint.every", config.checkpoint.every, 0),
         ("checkpoint.keep", config.checkpoint.keep, 1),
         ("advantage.eps", config.advantage.eps, 0),
