@@ -155,9 +155,7 @@ class Thermostat:
         return self.alpha if entropy <= self.target else 0.0
 
 
-def clip_cov_mask(
-    cov_N: torch.Tensor, config: EntropyConfig, generator: torch.Generator | None = None
-) -> torch.Tensor:
+def clip_cov_mask(cov_N: torch.Tensor, config: EntropyConfig, generator: torch.Generator | None = None) -> torch.Tensor:
     """Return True for tokens whose gradient is cut: a random `cov_share` of all tokens, drawn among those with
     covariance in [cov_low, cov_high] (Clip-Cov, Cui et al. 2025)."""
     candidates = ((cov_N >= config.cov_low) & (cov_N <= config.cov_high)).nonzero().squeeze(-1)
