@@ -287,3 +287,24 @@ def test_an_evaluation_before_training_starts_no_clock():
     rows = [(s, collapsing(s)) for s in range(1, 80)]
     with_start = [(0, {"eval/accuracy": 0.2}), *rows]
     assert [(a.code, a.step) for a in run(rows)] == [(a.code, a.step) for a in run(with_start)]
+
+
+def destroyed_at(step: int, dead_from: int) -> dict[str, float]:
+    dead = step >= dead_from
+    return {
+        "reward/total": 0.0 if dead else 0.3, "groups/flat": 1.0 if dead else 0.7,
+        "entropy/mean": 0.02 if dead else 0.3, "length/truncated": 1.0 if dead else 0.0,
+    }  # fmt: skip
+
+
+def test_policy_destroyed_in_the_first_rows_is_stopped_after_five_dead_rows_without_waiting_for_the_warm_up():
+    stop = next(a for a in run([(s, destroyed_at(s, 4)) for s in range(1, 31)]) if a.severity == "stop")
+    assert (stop.code, stop.step, stop.title) == ("A11", 8, "policy destroyed")
+    assert stop.evidence["window"] == [4, 8]
+    assert stop.evidence["damage"] == ["every answer cut off", "next to no entropy left"]
+
+
+@pytest.mark.parametrize("alive", ["reward/total", "groups/flat", "entropy/mean", "length/truncated"])
+def test_policy_with_one_sign_of_life_is_not_called_destroyed(alive):
+    rows = [(s, destroyed_at(s, 4) | {alive: destroyed_at(1, 4)[alive]}) for s in range(1, 16)]
+    assert not [a for a in run(rows) if a.title == "policy destroyed"]

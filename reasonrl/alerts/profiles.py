@@ -14,7 +14,7 @@ from reasonrl.alerts.policy_rules import (
     off_policy,
     sampler_mismatch,
 )
-from reasonrl.alerts.reward_rules import flat_groups, format_only, no_learning, overfit, reward_collapse
+from reasonrl.alerts.reward_rules import destroyed, flat_groups, format_only, no_learning, overfit, reward_collapse
 from reasonrl.alerts.textbook import TEXTBOOK
 from reasonrl.alerts.types import Rule
 
@@ -46,12 +46,15 @@ GRADED: tuple[Rule, ...] = (
          limits={"rows": 3, "first_rows": 10, "share": 0.98, "mostly": 0.85},
          intervention=("sampling.max_new_tokens * 4",), warmup=0, confirm=1),
     Rule("A09", "KL growth", kl_growth, ("kl/ref",), (REWARD, "eval"),
-         limits={"level": 0.001, "far": 0.5, "fall": 0.3}, intervention=("kl=k3_unbiased", "kl.coef * 2")),
+         limits={"level": 0.001, "growth": 1.2, "far": 0.5, "fall": 0.3}, intervention=("kl=k3_unbiased", "kl.coef * 2")),
     Rule("A10", "held-out score falls", overfit, ("eval",), (REWARD,),
          limits={"evals": 2, "gain_lost": 0.5}, intervention=("kl=k3_unbiased",), warmup=0, confirm=1),
     Rule("A11", "reward collapse", reward_collapse, (REWARD,), ("clip/fraction", "optim/grad_norm", "entropy/mean"),
          limits={"fall": 0.4, "fall_with_damage": 0.3, "flag_with_damage": 0.25, "windows": 1.0,
                  "clip_growth": 5.0, "grad_growth": 4.0, "entropy_growth": 2.5}, intervention=("optim.lr / 2",)),
+    Rule("A11", "policy destroyed", destroyed, (REWARD, "groups/flat", ("entropy/mean", "length/truncated")),
+         limits={"rows": 5, "first_rows": 30, "truncated": 0.98, "entropy": 0.15}, intervention=("optim.lr / 10",), warmup=0, confirm=1,
+         name="A11-destroyed"),
     Rule("A12", "format only", format_only, ("parts",),
          limits={"flag_steps": 25, "stop_steps": 60, "progress": 0.05, "near_floor": 0.25, "stop_floor": 0.02},
          intervention=("advantage=gdpo", "reward.parts.format.weight / 2"), warmup=0),

@@ -78,6 +78,11 @@ def overfit(h: History, t: Limits) -> Finding | None:
     return found
 
 
+def last(series: Series, rows: int) -> set[float]:
+    """The distinct values of the newest rows."""
+    return set(list(series.window.values)[-rows:])
+
+
 def reward_collapse(h: History, t: Limits) -> Finding | None:
     """A11: the train reward's window is far under its best window; other signs of damage lower the bar."""
     fall = reward_fall(h)
@@ -97,6 +102,35 @@ def reward_collapse(h: History, t: Limits) -> Finding | None:
     if lasting and h.held("A11") > t["windows"] * fall.now.rows and not held_out_rising(h):
         return Finding("stop", text + ", for a second window.", evidence, fall.share)
     return Finding("flag", text + ".", evidence, fall.share)
+
+
+def destroyed(h: History, t: Limits) -> Finding | None:
+    """A11, within the first rows: a policy that earned something earns nothing at all, and its text broke down.
+
+    With every group flat there is no gradient, so no later step can bring it back; the usual warm-up would only wait.
+    Later on A03, A06 and A11 judge against baselines, and a log of one group per row has such streaks in good runs.
+    """
+    rows = int(t["rows"])
+    reward, flat = h.train.get("reward/total"), h.train.get("groups/flat")
+    if reward is None or flat is None or not rows < reward.count <= t["first_rows"] or reward.highest <= 0:
+        return None
+    if last(reward, rows) != {0.0} or last(flat, rows) != {1.0}:
+        return None
+    entropy, cut = h.train.get("entropy/mean"), h.train.get("length/truncated")
+    signs = []
+    if cut is not None and min(last(cut, rows)) >= t["truncated"] and cut.lowest < 0.5:
+        signs.append("every answer cut off")
+    if entropy is not None and max(last(entropy, rows)) < t["entropy"] * entropy.highest:
+        signs.append("next to no entropy left")
+    if len(signs) < (cut is not None) + (entropy is not None):  # every sign that is logged must agree
+        return None
+    start = reward.window.steps[-rows]
+    evidence = numbers(reward=0.0, best=reward.highest, flat=1.0) | {
+        "damage": signs,
+        "window": [start, reward.last_step],
+    }
+    text = f"The reward was up to {reward.highest:.3g} and is exactly 0 for {rows} rows, with {' and '.join(signs)}"
+    return Finding("stop", text + "; every group is flat, so no update can mend it.", evidence, 1)
 
 
 def damage(h: History, t: Limits) -> list[str]:
