@@ -46,11 +46,10 @@ def search(way: str, results: Path, trials: int, steps: int, seeds: int, more: S
 
     name = way.replace(" ", "_")
     seed_list = ",".join(str(seed) for seed in range(seeds))
-    command = [
-        sys.executable, "sweep.py", "-m", "study=random", f"study.trials={trials}", "study.seed=0", "study.startup_trials=4",
-        "study.abandon=false", "optim.lr=tag(log,interval(1e-5,1e-3))", "loss.high=interval(0.2,0.4)", f"seed={seed_list}",
-        f"steps={steps}", "eval.every=5", f"sweep.name={name}", f"results={results}", *WAYS[way], *more,
-    ]  # fmt: skip
+    command = [sys.executable, "sweep.py", "-m", "study=random", f"study.trials={trials}", "study.seed=0"]
+    command += ["study.startup_trials=4", "study.abandon=false", f"seed={seed_list}", f"steps={steps}", "eval.every=5"]
+    command += ["optim.lr=tag(log,interval(1e-5,1e-3))", "loss.high=interval(0.2,0.4)"]
+    command += [f"sweep.name={name}", f"results={results}", *WAYS[way], *more]
     with (results / f"{name}.txt").open("wb") as log:
         code = subprocess.run(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT).returncode
     if code:

@@ -25,6 +25,7 @@ from sweeps.failures import is_disk_full
 from sweeps.ledger import write_atomic
 from sweeps.lock import FolderLock
 from sweeps.progress import Progress
+from sweeps.search import check_sampler
 from sweeps.seats import Seat
 from sweeps.types import Plan
 
@@ -40,6 +41,7 @@ def run(plan: Plan) -> int:
     2: refused before anything started. 130: interrupted; the same command continues.
     """
     try:
+        check_sampler(plan)
         with FolderLock(plan.directory) as lock:
             sweep = _carry_out(plan, lock)
             return sweep.conclude()

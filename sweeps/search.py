@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, variance
 from typing import TYPE_CHECKING, Any, Protocol
 
-from reasonrl.errors import ConfigError
+from reasonrl.errors import ConfigError, Mistake
 from sweeps.book import Book
 from sweeps.configuration import Configuration, group
 from sweeps.ledger import Ledger, read_specs
@@ -19,6 +20,28 @@ if TYPE_CHECKING:
 
 CLEARLY_BEHIND = 2.0  # standard errors of the difference to the best configuration
 _INVALID_IN_A_ROW = 50
+
+
+# What Optuna imports for a sampler beyond its own requirements.
+_PACKAGES = {"cmaes": "cmaes", "gp": "torch"}
+
+
+def check_sampler(plan: Plan) -> None:
+    """ConfigError when a sampler of the plan needs a package that is not installed."""
+    wanted = [("study.sampler", str(plan.study.get("sampler", "none")))]
+    wanted += [(f"sweep.stages.{stage.name}.sampler", stage.sampler) for stage in plan.stages]
+    mistakes = [
+        Mistake(
+            key,
+            kind,
+            f"needs the package {_PACKAGES[kind]}",
+            f"Install it (pip install {_PACKAGES[kind]}), or use tpe.",
+        )
+        for key, kind in wanted
+        if kind in _PACKAGES and importlib.util.find_spec(_PACKAGES[kind]) is None
+    ]
+    if mistakes:
+        raise ConfigError(mistakes)
 
 
 class Source(Protocol):

@@ -32,7 +32,7 @@ from sweeps.storage import LOST, Database
 from sweeps.trials import describe, name_of, outcome_attributes
 from sweeps.types import Plan, SpaceEntry
 
-optuna.logging.set_verbosity(optuna.logging.WARNING)
+optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
 
 RETRY_S = 5.0  # between attempts to reach a database that is away
@@ -326,7 +326,9 @@ class Study:
         else:
             state = TrialState.COMPLETE
         if configuration.searched:
-            self._database.need().tell(self._database.trial(trial_id), mean, state, skip_if_finished=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # samplers that make no use of constraints say so every time
+                self._database.need().tell(self._database.trial(trial_id), mean, state, skip_if_finished=True)
         else:
             value = self._last_mean(configuration) if state == TrialState.PRUNED else mean
             self._database.finish(trial_id, state, value)

@@ -40,8 +40,10 @@ def entries(directory: Path, kind: str) -> list[dict[str, Any]]:
     return [entry for entry in read_ledger(directory) if entry["type"] == kind]
 
 
-@pytest.mark.parametrize("sampler", ["random", "tpe"])
+@pytest.mark.parametrize("sampler", ["random", "tpe", "cmaes", "gp"])
 def test_a_search_runs_what_it_asks_for_and_tells_the_value(tmp_path: Path, sampler: str) -> None:
+    if sampler == "cmaes":
+        pytest.importorskip("cmaes")
     plan = search_plan(tmp_path / "s", sampler=sampler)
     assert run(plan) == 0
     study = load(plan.directory)
@@ -49,6 +51,15 @@ def test_a_search_runs_what_it_asks_for_and_tells_the_value(tmp_path: Path, samp
     rates = {state.spec.config["optim"]["lr"] for state in read_runs(plan.directory).values()}
     assert rates == {trial.params["optim.lr"] for trial in study.trials}
     assert all(0.3 < trial.value < 0.9 for trial in study.trials)
+
+
+def test_a_sampler_whose_package_is_missing_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sweeps.search._PACKAGES", {"cmaes": "no_such_package"})
+    assert run(search_plan(tmp_path / "s", sampler="cmaes")) == 2
+    assert "study.sampler=cmaes: needs the package no_such_package" in capsys.readouterr().err
+    assert not (tmp_path / "s").exists()
 
 
 def test_a_configuration_has_one_trial_and_the_mean_of_its_seeds(tmp_path: Path) -> None:
