@@ -18,6 +18,7 @@ from analysis.compare import (
     arm_runs,
     by_seed,
 )
+from analysis.learning import learning_table
 from analysis.load import Results
 from analysis.records import OUTCOMES, is_searched
 from analysis.stats import Interval, mean_interval, seeds_needed, wilson
@@ -37,6 +38,7 @@ def make_tables(
         arms_table(results, comparisons),
         differences_table(results, comparisons),
         problems_table(results, problems),
+        learning_table(results),
         stops_table(results),
     ]
 

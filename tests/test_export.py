@@ -35,7 +35,11 @@ def test_export_writes_figures_numbers_tables_verdict_and_manifest(sweep, tmp_pa
     written = files_in(out)
     assert code == 0
     figure = {f"figures/accuracy_entropy.{end}" for end in ("pdf", "png", "svg", "csv")}
-    tables = {f"tables/{n}.{e}" for n in ("arms", "differences", "problems", "stops") for e in ("csv", "md", "tex")}
+    tables = {
+        f"tables/{n}.{e}"
+        for n in ("arms", "differences", "problems", "learning", "stops")
+        for e in ("csv", "md", "tex")
+    }
     assert set(written) == figure | tables | {"verdict.md", "manifest.json"}
     assert written["figures/accuracy_entropy.png"][:4] == b"\x89PNG"
     assert written["figures/accuracy_entropy.pdf"][:4] == b"%PDF"

@@ -132,6 +132,24 @@ def test_problem_table_gives_a_test_per_seed(tmp_path):
     assert frame["problems_low"].iloc[0] <= frame["difference"].iloc[0] <= frame["problems_high"].iloc[0]
 
 
+def test_learning_speed_is_paired_and_a_run_that_never_gets_there_makes_a_bound(tmp_path):
+    results, tables = tables_of(make_results(tmp_path / "fast", arms=["plain", "dynamic_sampling"], problems=400))
+    frame = raw(tables["learning"]).set_index("arm")
+    plain = results.evals[(results.evals["arm"] == "plain") & (results.evals["step"] > 0)]
+    assert frame["target"].iloc[0] == pytest.approx(plain.groupby("step")["eval/accuracy"].mean().max())
+    assert frame.loc["dynamic_sampling", "reached"] == 3 and frame.loc["plain", "reached"] < 3
+    assert tables["learning"].shown["Steps over baseline's"].iloc[1].startswith("at most 0.")
+    assert frame.loc["dynamic_sampling", "area"] > frame.loc["plain", "area"]
+
+
+def test_a_stopped_runs_curve_goes_on_at_its_last_score(tmp_path):
+    folder = make_results(tmp_path / "demo", arms=["symmetric"], seeds=[0], faults={("symmetric", 0): "stopped"})
+    results, tables = tables_of(folder)
+    accuracy = results.evals["eval/accuracy"].tolist()  # at steps 0, 5, 10 of 20
+    area = (5 * (accuracy[0] + accuracy[1]) / 2 + 5 * (accuracy[1] + accuracy[2]) / 2 + 10 * accuracy[2]) / 20
+    assert raw(tables["learning"])["area"].iloc[0] == pytest.approx(area)
+
+
 def test_latex_escapes_what_latex_would_read_as_commands():
     assert latex("50 % of a_b & c#1 {x} ~ ^ \\") == (
         r"50 \% of a\_b \& c\#1 \{x\} \textasciitilde{} \textasciicircum{} \textbackslash{}"
