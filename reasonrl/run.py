@@ -236,9 +236,10 @@ def open_run(
     torch.manual_seed(config.seed)
     load_functions(config.reward)
     task = load_task(config.task, config.seed)
-    heldout = task.heldout(config.eval.problems)
     policy = load(config) if load is not None else load_policy(config.model, config.task.operands)
     policy.configure_prompts(config.task.system, config.task.chat)
+    _drop_long_prompts(task, policy, config)
+    heldout = task.heldout(config.eval.problems)
     reference = make_reference(policy) if needs_reference(config.kl) and load is None else None
     main = distributed.is_main()
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -302,6 +303,22 @@ def _dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         flat |= _dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
+
+
+def _drop_long_prompts(task: Task, policy: Policy, config: Config) -> None:
+    """Let the task drop prompts that do not fit the window beside a whole completion, or `task.max_prompt_tokens`."""
+    drop = getattr(task, "drop_long_prompts", None)
+    if drop is None:
+        return
+    room = policy.window - max(config.sampling.max_new_tokens, config.eval.max_new_tokens or 0)
+    limit = min(room, config.task.max_prompt_tokens or room)
+    around = len(policy.encode(Problem("", "", "")))
+
+    def num_tokens(problem: Problem) -> int:
+        bound = len(problem.prompt.encode()) + around  # no tokenizer makes more tokens than bytes
+        return bound if bound <= limit else len(policy.encode(problem))
+
+    drop(num_tokens, limit)
 
 
 def _plain(value: Any) -> Any:

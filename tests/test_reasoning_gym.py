@@ -61,6 +61,17 @@ def test_held_out_questions_are_different_and_never_trained_on() -> None:
     assert [p.prompt for p in task.heldout(3)] == held[:3]
 
 
+def test_long_prompts_are_drawn_again_and_counted() -> None:
+    task = gym({"spell_backward": {"min_word_len": 3, "max_word_len": 12}})
+    long = 55
+    share = task.drop_long_prompts(lambda problem: len(problem.prompt), long)
+    assert 0 < share < 100 and task.notes == [
+        f"About {share} % of the prompts are longer than 55 tokens: others are drawn instead."
+    ]
+    assert all(len(task.train_problem(index).prompt) <= long for index in range(100))
+    assert all(len(problem.prompt) <= long for problem in task.heldout(20))
+
+
 @pytest.mark.parametrize(
     ("answer", "wanted"),
     [

@@ -15,7 +15,7 @@ import difflib
 import io
 import pickle
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from typing import Any
@@ -125,6 +125,7 @@ class ReasoningGymTask:
         total = sum(part.weight for part in self.parts)
         self._shares = [part.weight / total for part in self.parts]
         self._numeric = Verifier("numeric", Options())
+        self._fits: Callable[[Problem], bool] = lambda problem: True
         self._held: list[Problem] = []
         self._held_draws = self._draw_heldout()
 
@@ -170,8 +171,24 @@ class ReasoningGymTask:
         for draw in range(MAX_DRAWS):
             part, place, entry = self._draw("train", index, draw)
             if not self._is_held_out(entry["question"]):
-                return self._problem(part, place, entry)
-        raise DataError(f"task.heldout_fraction={self.config.heldout_fraction}: leaves no question to train on.")
+                problem = self._problem(part, place, entry)
+                if self._fits(problem):
+                    return problem
+        raise DataError(
+            f"task.heldout_fraction={self.config.heldout_fraction}, task.max_prompt_tokens="
+            f"{self.config.max_prompt_tokens}: leave no question to train on in {MAX_DRAWS} draws."
+        )
+
+    def drop_long_prompts(self, num_tokens: Callable[[Problem], int], limit: int) -> int:
+        """Draw again from now on where a prompt has more than `limit` tokens; note and return how many of 100 have."""
+        trial = [self.train_problem(index) for index in range(100)]
+        count = sum(num_tokens(problem) > limit for problem in trial)
+        if count:
+            self.notes.append(
+                f"About {count} % of the prompts are longer than {limit} tokens: others are drawn instead."
+            )
+        self._fits = lambda problem: num_tokens(problem) <= limit
+        return count
 
     def heldout(self, count: int) -> list[Problem]:
         """Return the first `count` different held-out problems, or fewer (with a note) when there are no more."""
@@ -195,7 +212,9 @@ class ReasoningGymTask:
             if self._is_held_out(entry["question"]) and entry["question"] not in seen:
                 seen.add(entry["question"])
                 misses = 0
-                yield self._problem(part, place, entry)
+                problem = self._problem(part, place, entry)
+                if self._fits(problem):
+                    yield problem
 
     def _problem(self, part: Part, place: int, entry: dict[str, Any]) -> Problem:
         question = entry["question"]
