@@ -113,9 +113,11 @@ class Study:
         plan, settings = self._plan, self._plan.study
         searching = settings.get("sampler", "none") != "none" or bool(plan.stages)
         kind = settings.get("pruner", "none") if searching else "none"
-        last = max((run.steps for run in plan.runs), default=1)
-        first = int(plan.runs[0].config.get("eval", {}).get("every", 1)) if plan.runs else 1
-        by_metric = metric_pruner(kind, int(settings.get("startup_trials", 5)), last, first)
+        by_metric = optuna.pruners.NopPruner()
+        if kind != "none":
+            typical = plan.runs[0] if plan.runs else plan.make_run({}, plan.seeds[0])
+            first = int(typical.config.get("eval", {}).get("every") or 1)
+            by_metric = metric_pruner(kind, int(settings.get("startup_trials", 5)), typical.steps, first)
         direction = "maximize" if self._maximize else "minimize"
         study = self._database.connect(plan.name, direction, AnyPruner([AlertPruner(), by_metric]))
         for name, value in (("question", plan.question), ("metric", settings.get("metric"))):

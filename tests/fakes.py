@@ -116,9 +116,11 @@ spy.takes_dict = True  # type: ignore[attr-defined]
 def train_on_ranks(config: Mapping[str, Any], run_dir: Path, on_event: Callable[[Event], str | None]) -> None:
     """A trainer on several processes: every rank leaves a file, the first one trains."""
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
-    (run_dir / f"rank_{rank}_of_{size}").touch()
+    (run_dir / f"rank_{rank}_of_{size}").write_text(str(os.getpid()))
     if rank == "0":
         train(config, run_dir, on_event)
+    else:
+        time.sleep(float((config.get("fake") or {}).get("rank_sleep", 0)))
 
 
 train_on_ranks.takes_dict = True  # type: ignore[attr-defined]

@@ -247,6 +247,34 @@ def test_several_gpus_per_run_are_launched_through_accelerate(tmp_path: Path) ->
     assert [event["step"] for event in read_events(folder / "events.jsonl") if event["type"] == "step"] == [1, 2, 3, 4]
 
 
+def test_killing_a_worker_takes_the_ranks_of_its_run(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "devices": ["fake:0", "fake:1"], "slots": None, "per_trial_gpus": 2}
+    engine = LocalEngine({**settings, "train": "tests.fakes:train_on_ranks"}, tmp_path / "workers")
+    try:
+        (slot,) = engine.slots()
+        engine.start(slot)
+        engine.send(slot, job(tmp_path / "r", steps=5000, sleep=0.05, rank_sleep=3600))
+        listen(engine, lambda message: message.get("event", {}).get("step") == 1, timeout=60)
+        deadline = time.monotonic() + 30
+        while len(ranks := [path for path in (tmp_path / "r").glob("rank_*") if path.read_text()]) < 2:
+            assert time.monotonic() < deadline, "the second rank never came"
+            time.sleep(0.05)
+        pids = [int(path.read_text()) for path in ranks]
+        engine.kill(slot)
+        while any(alive(pid) for pid in pids):
+            assert time.monotonic() < deadline, "a rank is left"
+            time.sleep(0.05)
+    finally:
+        engine.close()
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def members(group: int) -> list[int]:
     """Pids of the processes in a group that still run."""
     found = []

@@ -157,6 +157,19 @@ def test_without_a_metric_pruner_optunas_default_median_pruner_is_not_used() -> 
     assert isinstance(metric_pruner("none", 5, 100, 5), optuna.pruners.NopPruner)
 
 
+def test_a_metric_pruner_knows_how_long_the_runs_of_a_search_are(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path / "s", seeds=(0,), steps=90, study={"sampler": "random", "pruner": "hyperband"})
+    study = Study(plan, print)
+    study.open([])
+    pruner = load_pruner(study)
+    assert (pruner._min_resource, pruner._max_resource) == (5, 90)
+    study.close()
+
+
+def load_pruner(study: Study) -> Any:
+    return study._database.need().pruner._pruners[1]  # type: ignore[attr-defined]
+
+
 def test_the_alert_pruner_alone_stops_a_trial_with_its_reason(tmp_path: Path) -> None:
     pruner = AlertPruner()
     study = optuna.create_study(direction="maximize", pruner=pruner)
