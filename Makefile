@@ -16,13 +16,13 @@ demo: $(STAMP)
 	$(BIN)/python sweep.py +sweep=clip_ablation -m
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -W error
+	$(BIN)/python -m pytest -n auto -W error
 
 format: $(STAMP)
 	$(BIN)/ruff format .
