@@ -51,9 +51,9 @@ DISEASES: dict[str, Disease] = {
         "traces of 12 to 16 tokens under a budget of 8",
     ),
     "all_hard": Disease(
-        {"task": {"operands": [7, 8], "guess_right": 0.0}, "model": {"noise": 0.5}},
+        {"task": {"operands": [7, 8], "guess_right": 0.0}, "model": {"base_operands": [4, 5, 6]}},
         ("A05",),
-        "seven and eight operands for a base that gets every second sum wrong",
+        "seven and eight operands for a base that has seen four to six, and guesses that are always wrong",
     ),
     "format_weight_5": Disease(
         {

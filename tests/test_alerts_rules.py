@@ -413,3 +413,12 @@ def test_a_healthy_noisy_run_raises_nothing_above_a_note():
         )  # fmt: skip
         monitor = AlertMonitor()
         assert [a for s, r in healthy for a in monitor.update(s, r) if a.severity != "note"] == []
+
+
+def test_a10_a_dip_right_after_the_start_is_a_flag_not_a_stop():
+    """0.53 before training, then 0.40 and 0.36 while the train reward creeps up: too early to judge."""
+    early = {0: 0.53, 5: 0.40, 10: 0.36, 15: 0.42, 20: 0.5, 25: 0.58, 30: 0.62}
+    dip = [
+        (s, {"reward/total": 0.4 + s / 100} | ({"eval/accuracy": early[s]} if s in early else {})) for s in range(31)
+    ]
+    assert worst(dip, "A10")[0] == "flag"

@@ -120,7 +120,7 @@ def entropy_surge(h: History, t: Limits) -> Finding | None:
 
 
 def kl_growth(h: History, t: Limits) -> Finding | None:
-    """A09: KL to the reference rises in four windows in a row, or ever faster."""
+    """A09: KL to the reference rises in four half windows in a row, or ever faster."""
     kl = h.series("kl/ref")
     if kl is None:
         return None
@@ -129,7 +129,7 @@ def kl_growth(h: History, t: Limits) -> Finding | None:
     levels = [level for _, level in kl.blocks][-5:]
     rises = [b - a for a, b in zip(levels[:-1], levels[1:], strict=True)]
     faster = rises[-1] > rises[-2] > rises[-3] > 0 and rises[-1] > 2 * rises[-3]
-    if levels[-1] < t["level"] or not (faster or min(rises) > 0):
+    if levels[-1] < max(t["level"], t["growth"] * levels[0]) or not (faster or min(rises) > 0):
         return _large_kl(h, kl, t)
     evidence = numbers(kl=levels[-1], before=levels[0]) | {"window": [kl.blocks[-5][0], kl.blocks[-1][0]]}
     text = f"KL to the reference rose {'ever faster' if faster else 'in four windows in a row'} to {levels[-1]:.3g}"
@@ -137,7 +137,7 @@ def kl_growth(h: History, t: Limits) -> Finding | None:
         return Finding("stop", f"{text} while the train reward fell.", evidence, levels[-1])
     if held_out_flat(h) or held_out_fell(h):
         return Finding("flag", f"{text} while the held-out score is flat or down.", evidence, levels[-1])
-    return Finding("note", text + ".", evidence, levels[-1])
+    return _large_kl(h, kl, t) or Finding("note", text + ".", evidence, levels[-1])
 
 
 def _large_kl(h: History, kl: Series, t: Limits) -> Finding | None:

@@ -146,10 +146,10 @@ def risen_by(series: Series | None, amount: float) -> bool:
 
 
 def stays_above(series: Series | None, level: float) -> bool:
-    """True when the window and the last two closed windows of a metric are all above a level."""
-    if series is None or len(series.blocks) < 2 or series.mean() <= level:
+    """True when the window and the last four closed half windows of a metric are all above a level."""
+    if series is None or len(series.blocks) < 4 or series.mean() <= level:
         return False
-    return series.blocks[-1][1] > level and series.blocks[-2][1] > level
+    return all(series.blocks[-place][1] > level for place in (1, 2, 3, 4))
 
 
 def saturated(h: History) -> bool:

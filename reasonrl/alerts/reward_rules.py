@@ -71,7 +71,7 @@ def overfit(h: History, t: Limits) -> Finding | None:
         text = f"{name} is {percent(lost)} under its best ({scores.last:.3g}, was {scores.best:.3g})"
         rising = reward is not None and scores.best_reward is not None and reward.mean() > scores.best_reward
         undone = scores.best - scores.last >= t["gain_lost"] * (scores.best - scores.first)
-        if rising and undone and scores.below >= t["evals"]:
+        if rising and undone and scores.below >= t["evals"] and scores.count >= t["known"]:
             text += f" at {scores.below} evaluations in a row while the train reward rises."
             return Finding("stop", text, evidence, lost)
         found = found or Finding("flag", text + ".", evidence, lost)

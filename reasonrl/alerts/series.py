@@ -99,7 +99,7 @@ class Series:
         self.keeps_trend = trend
         self.window = Window(rows, rows * unit)
         self.pool = Window(rows, rows * unit)  # fills up to the baseline, then stays
-        self.blocks: deque[tuple[float, float]] = deque(maxlen=8)  # (last step, mean) of closed windows
+        self.blocks: deque[tuple[float, float]] = deque(maxlen=8)  # (last step, mean) of closed half windows
         self.count = self.early_rows = self.rise_row = self.block_rows = 0
         self.first_step = self.last = self.last_step = self.early_sum = 0.0
         self.lowest, self.highest = math.inf, -math.inf
@@ -134,7 +134,7 @@ class Series:
             self._track_extremes(sum(values) / len(values))
         self.block_sum += value
         self.block_rows += 1
-        if self.block_rows >= rows and step - self.block_start + 1 >= span:
+        if 2 * self.block_rows >= rows and 2 * (step - self.block_start + 1) >= span:
             self.blocks.append((step, self.block_sum / self.block_rows))
             self.block_sum, self.block_rows, self.block_start = 0.0, 0, step + 1
         if self.keeps_trend:

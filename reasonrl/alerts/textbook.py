@@ -63,10 +63,11 @@ def length_tripled(h: History, t: Limits) -> Finding | None:
 def kl_rises(h: History, t: Limits) -> Finding | None:
     """KL rising over four windows."""
     kl = h.series("kl/ref")
-    if kl is None or len(kl.blocks) < t["windows"]:
+    halves = 2 * int(t["windows"])
+    if kl is None or len(kl.blocks) < halves:
         return None
-    blocks = list(kl.blocks)[-int(t["windows"]) :]
-    levels = [level for _, level in blocks]
+    blocks = list(kl.blocks)[-halves:]
+    levels = [(a + b) / 2 for (_, a), (_, b) in zip(blocks[::2], blocks[1::2], strict=True)]
     if not all(b > a for a, b in zip(levels[:-1], levels[1:], strict=True)):
         return None
     evidence = numbers(kl=levels[-1], before=levels[0]) | {"window": [blocks[0][0], blocks[-1][0]]}
