@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,14 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 BASE = {"kind": "tiny", "base_steps": 12, "noise": 0.0, "device": "cpu"}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_core() -> Iterator[None]:
+    """Build base models on one thread: forking after a parallel region of OpenMP can hang."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reasonrl.models.tiny._every_core", contextlib.nullcontext)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -48,8 +48,8 @@ class ModelConfig:
 def load_policy(config: ModelConfig, operands: list[int]):
     """Return the Policy of `config`; raises ConfigError or ModelError. `operands` only matters to `tiny`."""
     if config.kind == "tiny":
-        from reasonrl.models.tiny import base_model_dir
         from reasonrl.models.policy import load_hf
+        from reasonrl.models.tiny import base_model_dir
 
         return load_hf(config, str(base_model_dir(config, operands)))
     if config.kind == "hf":

@@ -161,7 +161,7 @@ def load_hf(config: ModelConfig, path: str) -> Policy:
             common["attn_implementation"] = config.attention
         # a GGUF file is read under a progress bar of its own, which no setting of transformers turns off
         with contextlib.redirect_stderr(io.StringIO()) if config.gguf_file else contextlib.nullcontext():
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **common)
+            model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, **common)
     except Exception as error:  # transformers raises many kinds; each ends here as one readable message
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"model.path={path} could not be loaded: {type(error).__name__}: {first[:300]}") from error

@@ -24,7 +24,7 @@ from reasonrl.errors import ModelError
 from reasonrl.lazy import torch
 from reasonrl.models import ModelConfig
 from reasonrl.randomness import stream
-from reasonrl.tasks.arithmetic import LETTERS, answer_of
+from reasonrl.tasks.arithmetic import LETTERS
 
 if TYPE_CHECKING:
     import numpy as np

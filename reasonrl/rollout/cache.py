@@ -53,6 +53,10 @@ def reserve(cache: Any, num_tokens: int) -> None:
         """A growing layer that writes into memory taken in advance."""
 
         length: int
+        keys: Any
+        values: Any
+        dtype: Any
+        device: Any
 
         def update(self, key_states: Any, value_states: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
             end = self.length + key_states.shape[-2]
@@ -64,14 +68,17 @@ def reserve(cache: Any, num_tokens: int) -> None:
         def get_seq_length(self) -> int:
             return self.length
 
-    for index, layer in enumerate(cache.layers):
+    layers: list[Any] = cache.layers
+    for index, layer in enumerate(layers):
         if type(layer) is not DynamicLayer:
             continue
         buffered = BufferedLayer()
-        rows, heads, length, width = layer.keys.shape
-        buffered.keys = layer.keys.new_empty((rows, heads, length + num_tokens, width))
-        buffered.values = layer.values.new_empty((rows, heads, length + num_tokens, layer.values.shape[-1]))
-        buffered.keys[:, :, :length], buffered.values[:, :, :length] = layer.keys, layer.values
+        keys: Any = layer.keys
+        values: Any = layer.values
+        rows, heads, length, width = keys.shape
+        buffered.keys = keys.new_empty((rows, heads, length + num_tokens, width))
+        buffered.values = values.new_empty((rows, heads, length + num_tokens, values.shape[-1]))
+        buffered.keys[:, :, :length], buffered.values[:, :, :length] = keys, values
         buffered.length, buffered.is_initialized = length, True
-        buffered.device, buffered.dtype = layer.keys.device, layer.keys.dtype
-        cache.layers[index] = buffered
+        buffered.device, buffered.dtype = keys.device, keys.dtype
+        layers[index] = buffered

@@ -156,9 +156,10 @@ class _Buffers:
         used = max(int(self.mask.sum(-1).max()), 1)
         tensors = (self.ids, self.mask, self.logprobs, self.entropy, self.temperature)
         # cloned: tensors made in inference mode may not be saved for backward
-        cut = [tensor[:, :used].cpu().clone() for tensor in tensors]
+        ids, mask, logprobs, entropy, temperature = (tensor[:, :used].cpu().clone() for tensor in tensors)
         finish = ["stop" if stopped else "length" for stopped in self.stopped.tolist()]
-        return Completions(*cut, finish, keep_BTV=self._keep(len(finish), used))
+        keep = self._keep(len(finish), used)
+        return Completions(ids, mask, logprobs, entropy, temperature, finish, keep)
 
     def _keep(self, num_rows: int, used: int) -> torch.Tensor | None:
         if not self.keep:
