@@ -64,7 +64,9 @@ def usage() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 done, 1 done in part, 2 nothing could be done (and why, without a traceback)."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    # sweep.py takes results=DIR; the same spelling is understood here
+    given = ["--" + word if word.startswith("results=") else word for word in words]
     if not given or given[0] in ("-h", "--help"):
         print(usage())
         return 0 if given else 2

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from reasonrl.errors import EngineError
 
 Event = dict[str, Any]
 
@@ -33,6 +36,18 @@ def _decode_metrics(event: Event) -> Event:
 def encode_line(event: Mapping[str, Any]) -> str:
     """Return `event` as one line of JSON, ending in a newline."""
     return json.dumps(_encode(event), allow_nan=False, separators=(",", ":"), default=str) + "\n"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a results folder that can be written to; EngineError says why it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise EngineError(
+            f"results folder {folder}: {error.strerror or error}. Choose another with results=FOLDER."
+        ) from error
 
 
 class EventLog:

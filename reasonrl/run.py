@@ -21,7 +21,7 @@ from reasonrl.data import ProblemStream
 from reasonrl.entropy import Thermostat
 from reasonrl.errors import CheckpointError, classify
 from reasonrl.evaluate import evaluate
-from reasonrl.events import Event, EventLog
+from reasonrl.events import Event, EventLog, make_folder
 from reasonrl.kl import needs_reference
 from reasonrl.lazy import torch
 from reasonrl.logline import log_line
@@ -242,7 +242,7 @@ def open_run(
     heldout = task.heldout(config.eval.problems)
     reference = make_reference(policy) if needs_reference(config.kl) and load is None else None
     main = distributed.is_main()
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(run_dir)
     thermostat = Thermostat(config.entropy.target, config.entropy.delta, config.entropy.max_coef)
     run = Run(
         config=config,

@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("verb", choices=["status", "why", "stop", "pause", "resume", "retry"])
     parser.add_argument("words", nargs="*", metavar="NAME or KEY")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all results (results)")
-    args = parser.parse_args(arguments)
+    # sweep.py takes results=DIR; the same spelling is understood here
+    words = sys.argv[1:] if arguments is None else arguments
+    args = parser.parse_args(["--" + word if word.startswith("results=") else word for word in words])
     try:
         return {"status": _status, "why": _why, "retry": _retry}.get(args.verb, _steer)(args)
     except ReasonRLError as error:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from reasonrl.errors import EngineError
+from reasonrl.events import make_folder
 
 try:
     import fcntl
@@ -59,7 +60,7 @@ class FolderLock:
         self.me = Holder(os.getpid(), socket.gethostname(), time.time(), secrets.token_hex(8), born)
 
     def __enter__(self) -> FolderLock:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         for _ in range(50):
             if self._create():
                 return self
@@ -72,7 +73,8 @@ class FolderLock:
             elif is_alive(holder, self.path) or _flocked(self.path):
                 raise FolderHeldError(
                     f"{self.path.parent} is held by {holder.describe()}.\n"
-                    "Wait for it, or stop it with: python -m sweeps stop " + self.path.parent.name
+                    f"Wait for it, or stop it with: python -m sweeps stop {self.path.parent.name}"
+                    f" --results {self.path.parent.parent}"
                 )
             else:
                 self._remove_stale(holder)

@@ -85,6 +85,7 @@ def findings(sweep: Coordinator) -> list[dict[str, Any]]:
 def make_report(sweep: Coordinator) -> None:
     """Figures, tables, verdict and report; a failure is said, and costs nothing but the report."""
     try:
+        sweep.progress.line("  making figures, tables and the report ...")
         from analysis.report import finish
 
         finish(sweep.plan.directory)
