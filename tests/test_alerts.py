@@ -308,3 +308,10 @@ def test_policy_destroyed_in_the_first_rows_is_stopped_after_five_dead_rows_with
 def test_policy_with_one_sign_of_life_is_not_called_destroyed(alive):
     rows = [(s, destroyed_at(s, 4) | {alive: destroyed_at(1, 4)[alive]}) for s in range(1, 16)]
     assert not [a for a in run(rows) if a.title == "policy destroyed"]
+
+
+def test_five_unlucky_rows_of_a_log_that_shows_nothing_of_the_policy_are_no_destruction():
+    """Batches of six samples, a reward of 0 or more by luck, and neither entropy nor truncation logged."""
+    rewards = [1.7, 0.8, 2.1, 0.0, 1.6, 0.0, 0.0, 0.0, 0.0, 0.0, 1.7, 1.7, 1.25]
+    rows = [(s, {"reward/total": r, "reward/std": float(r > 0)}) for s, r in enumerate(rewards, 1)]
+    assert [a for a in run(rows) if a.severity == "stop"] == []
