@@ -88,6 +88,26 @@ def test_fork_counts_in_the_cost_and_not_in_its_arm(page):
     assert "Stopping early saved 10 of 120 planned rollout steps (8%)" in words(table)
 
 
+def test_ledger_gives_gpu_hours_wall_time_findings_and_decisions(tmp_path):
+    folder = make_results(tmp_path / "r", seeds=[0])
+    keys = [run["key"] for run in json.loads((folder / "plan.json").read_text())["runs"]]
+    entries = [{"type": "start", "time": 100.0, "key": key, "arm": "a", "slot": "gpu 0,1"} for key in keys]
+    entries.append(
+        {"type": "retry", "time": 160.0, "key": keys[0], "arm": "symmetric", "seed": 0, "error_class": "oom"}
+    )
+    entries += [{"type": "finding", "code": "A18", "message": "best at the edge", "intervention": ["widen"]}] * 2
+    entries.append({"type": "concluded", "time": 500.0, "seconds": 7200.0})
+    (folder / "ledger.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries) + '{"torn')
+    page = write_report(folder, figures=["stop_map"]).read_text()
+    cost = words(page[page.index('id="cost"') :])
+    # 20 steps of 1.9 s on two GPUs: 76 s = 0.02 h per run
+    assert "GPU-hours" in cost and re.search(r"symmetric 1 20 of 20 38 s 0\.02", cost)
+    assert "The sweep took 2.0 h." in cost
+    said = words(page)
+    assert said.count("A18 best at the edge widen") == 1
+    assert "1.0 min retry symmetric seed 0 error_class oom" in said
+
+
 def test_configuration_shows_only_what_differs(page):
     section = page[page.index('id="config"') : page.index('id="alerts"')]
     table = section[: section.index("<details>")]
@@ -123,7 +143,7 @@ def test_recorded_words_cannot_become_markup(tmp_path):
 
 
 def test_same_results_give_the_same_page(folder):
-    one, two = (to_html(build(load(folder), ["accuracy_entropy"])) for _ in range(2))
+    one, two = (to_html(build(load(folder), ["accuracy_entropy", "stop_map"])) for _ in range(2))
     assert one == two
 
 
@@ -137,7 +157,8 @@ def test_damaged_results_get_a_report_that_says_so(fault, tmp_path):
         folder = tmp_path / "empty"
         folder.mkdir()
     # One figure is enough here: tests/test_figures.py draws them all on damaged results.
-    said = words(write_report(folder, figures=["accuracy_entropy"]).read_text())
+    figure = "accuracy_entropy" if fault == "no_entropy" else "stop_map"
+    said = words(write_report(folder, figures=[figure]).read_text())
     expected = {
         "stopped": "A05 flat groups",
         "failed": "non_finite",
@@ -171,12 +192,12 @@ def test_unknown_format_is_refused_with_the_choices(folder):
 
 
 def test_finish_exports_writes_the_page_and_prints_the_verdict(tmp_path, capsys):
-    folder = make_results(tmp_path / "demo", seeds=[0, 1])
+    folder = make_results(tmp_path / "demo", {"small": {}, "large": {"sampling.group_size": 16}}, seeds=[0, 1])
     path = finish(folder)
     printed = capsys.readouterr().out
     assert path == folder / "report.html" and path.stat().st_size > 50_000
     assert (folder / "figures" / "accuracy_entropy.pdf").exists() and (folder / "tables" / "arms.tex").exists()
-    assert "clip-higher keeps 0.053 nats more entropy" in printed and str(path) in printed
+    assert "large against small:" in printed and str(path) in printed
 
 
 def test_finish_of_a_sweep_without_any_result_still_leaves_a_page(tmp_path, capsys):

@@ -81,7 +81,7 @@ def draw_arm(
     ax.plot(xs[:last], mean[:last], zorder=3, **look)
     tail = slice(max(last - 1, 0), None)
     if last < len(xs):  # survivors only: shown, but not as the arm's mean
-        ax.plot(xs[tail], mean[tail], zorder=2.6, alpha=0.45, linewidth=0.9, **look)
+        ax.plot(xs[tail], mean[tail], zorder=2.6, alpha=0.55, linewidth=1.0, **look)
     low, high = summary["low"].to_numpy(float), summary["high"].to_numpy(float)
     for part, alpha in ((slice(0, last), 0.14), (tail, 0.05 if last < len(xs) else 0.0)):
         if alpha and np.isfinite(low[part]).any():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -13,7 +12,7 @@ from analysis.compare import arm_runs
 from analysis.figures.curves import shown_arms
 from analysis.load import Results
 from analysis.report.blocks import Block, Code, Fold, Grid, Section, Text
-from reasonrl.events import read_events
+from analysis.report.history import Entry, num_gpus, read_ledger, wall_seconds
 
 _MANY = 20  # rows of a table that is shown at once
 # What names a run or says where its files go: it differs between any two runs and changes nothing in them.
@@ -136,8 +135,8 @@ def cost_section(results: Results) -> Section:
     groups += [(_count(others["arm"].nunique(), "further arm"), others)] if len(others) else []
     groups += [("repaired copies", runs[is_child])] if is_child.any() else []
     groups += [("**all**", runs)] if len(groups) > 1 else []
-    ledger = _ledger(results.path)
-    gpus = {str(entry.get("key")): _num_gpus(entry) for entry in ledger if entry.get("type") == "start"}
+    ledger = read_ledger(results.path)
+    gpus = {str(entry.get("key")): num_gpus(entry) for entry in ledger if entry.get("type") == "start"}
     on_gpu = any(gpus.values())
     rows = []
     for name, part in groups:
@@ -163,31 +162,15 @@ def _savings(runs: pd.DataFrame) -> list[Block]:
     return [Text(f"Stopping early saved {steps} of {planned} planned rollout steps ({steps / planned:.0%}).")]
 
 
-def _when(runs: pd.DataFrame, ledger: Sequence[Mapping[str, Any]]) -> list[Block]:
+def _when(runs: pd.DataFrame, ledger: Sequence[Entry]) -> list[Block]:
     started = runs["started"].dropna()
     if started.empty:
         return []
     text = f"First run started {pd.Timestamp(started.min(), unit='s').strftime('%Y-%m-%d %H:%M UTC')}."
-    spans = [entry.get("seconds") for entry in ledger if entry.get("type") == "concluded"]
-    walls = [float(span) for span in spans if isinstance(span, int | float)]
+    walls = wall_seconds(ledger)
     if walls:
         text += f" The sweep took {duration(sum(walls))}{f' in {len(walls)} sittings' if len(walls) > 1 else ''}."
     return [Text(text)]
-
-
-def _ledger(path: Path) -> list[dict[str, Any]]:
-    """The entries of the sweep's ledger that can be read; none without one."""
-    file = path / "ledger.jsonl"
-    try:
-        return list(read_events(file)) if file.is_file() else []
-    except OSError:
-        return []
-
-
-def _num_gpus(entry: Mapping[str, Any]) -> int:
-    """GPUs of the slot a run was started on: "gpu 0,1" has two, "cpu 0" none."""
-    kind, _, devices = str(entry.get("slot", "")).partition(" ")
-    return len(devices.split(",")) if kind == "gpu" and devices else 0
 
 
 def environment_section(results: Results) -> Section:

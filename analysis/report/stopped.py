@@ -12,6 +12,7 @@ from analysis.compare import arm_runs
 from analysis.figures.curves import shown_arms
 from analysis.load import Results
 from analysis.report.blocks import Answer, Block, Compared, Fold, Grid, Section, Text
+from analysis.report.history import decision_blocks, finding_blocks, read_ledger
 from analysis.verdict import label
 
 _PROBLEMS = 4
@@ -111,9 +112,10 @@ def _ending(run: Mapping[str, Any]) -> str:
 
 def alerts_section(results: Results) -> Section:
     """All alerts by code and severity, with how many runs of each arm raised them; each one behind a fold."""
-    alerts = results.alerts
+    alerts, ledger = results.alerts, read_ledger(results.path)
+    around = [*finding_blocks(ledger), *decision_blocks(ledger)]
     if alerts.empty:
-        return Section("alerts", "Alerts", [Text("No alert was raised.")])
+        return Section("alerts", "Alerts", [Text("No run raised an alert."), *around])
     arms = [arm for arm in shown_arms(results) if (alerts["arm"] == arm).any()]
     rows = []
     for (code, title, severity), part in alerts.groupby(["code", "title", "severity"], sort=True):
@@ -127,7 +129,7 @@ def alerts_section(results: Results) -> Section:
     ]
     numbers = frozenset(range(3, len(columns)))
     fold = Fold(f"All {len(every)} alerts", [Grid(("Run", "Step", "Alert", "Message"), every, numeric=frozenset({1}))])
-    return Section("alerts", "Alerts", [Grid(columns, rows, numeric=numbers), fold])
+    return Section("alerts", "Alerts", [Grid(columns, rows, numeric=numbers), fold, *around])
 
 
 def completions_section(results: Results) -> Section:
