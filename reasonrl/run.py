@@ -286,7 +286,7 @@ def _start(run: Run) -> None:
     resumed = run.step if loaded is not None else None
     name = config.name or run_key(config)
     start: dict[str, Any] = {"key": run_key(config), "name": name, "seed": config.seed, "steps": config.steps}
-    process = {"resumed_from": resumed, "pid": os.getpid()}
+    process: dict[str, Any] = {"resumed_from": resumed, "pid": os.getpid()}
     run.emit("start", **start, config=to_dict(config), versions=versions(config.trainer), **process)
     for complaint in complaints + doubts(config):
         run.warn(complaint)
