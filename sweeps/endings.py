@@ -49,12 +49,13 @@ class Endings:
             self._settle_configuration(configuration, run)
 
     def _compare_at_rung(self) -> None:
-        line = self._rungs.reached(
-            [c for c in self._sweep.book.configurations if not c.searched], self._sweep.book.metric
-        )
+        sweep = self._sweep
+        if not sweep.queue.breadth:
+            return
+        line = self._rungs.reached([c for c in sweep.book.configurations if not c.searched], sweep.book.metric)
         if line:
-            self._sweep.ledger.note("rung", message=line)
-            self._sweep.progress.line(line)
+            sweep.ledger.note("rung", message=line)
+            sweep.progress.line(line)
 
     def _settle_configuration(self, configuration: Configuration, run: RunState) -> None:
         sweep = self._sweep

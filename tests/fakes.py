@@ -101,7 +101,7 @@ def train(config: Mapping[str, Any], run_dir: Path, on_event: Callable[[Event], 
         run.log.close()
 
 
-train.takes_dict = True  # type: ignore[attr-defined]
+train.takes_dict = train.no_torch = True  # type: ignore[attr-defined]
 
 
 def spy(config: Mapping[str, Any], run_dir: Path, on_event: Callable[[Event], str | None]) -> None:
@@ -110,7 +110,7 @@ def spy(config: Mapping[str, Any], run_dir: Path, on_event: Callable[[Event], st
     on_event({"type": "spy", "seen": {name: os.environ.get(name) for name in names}})
 
 
-spy.takes_dict = True  # type: ignore[attr-defined]
+spy.takes_dict = spy.no_torch = True  # type: ignore[attr-defined]
 
 
 def train_on_ranks(config: Mapping[str, Any], run_dir: Path, on_event: Callable[[Event], str | None]) -> None:
@@ -123,7 +123,7 @@ def train_on_ranks(config: Mapping[str, Any], run_dir: Path, on_event: Callable[
         time.sleep(float((config.get("fake") or {}).get("rank_sleep", 0)))
 
 
-train_on_ranks.takes_dict = True  # type: ignore[attr-defined]
+train_on_ranks.takes_dict = train_on_ranks.no_torch = True  # type: ignore[attr-defined]
 
 
 def _loop(run: _Run) -> Summary:

@@ -101,7 +101,7 @@ def main(path: str) -> None:
     todo: dict[str, Any] = json.loads(Path(path).read_text())
     job: Message = todo["job"]
     train = load_function(todo["train"])
-    prepare_torch(todo["train"], int(todo["threads"]), 1.0, 0)
+    prepare_torch(train, int(todo["threads"]), 1.0, 0)
     if int(os.environ.get("RANK", 0)):
         train_one(None, train, job)
         return

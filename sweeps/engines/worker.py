@@ -50,7 +50,7 @@ def main() -> None:
     try:
         train = load_function(args.train)
         if args.gpus <= 1:
-            prepare_torch(args.train, args.threads, args.share, args.gpus)
+            prepare_torch(train, args.threads, args.share, args.gpus)
     except BaseException as error:  # whatever keeps a worker from starting has to be told
         link.tell({"type": "broken", **describe_exception(error)})
         raise SystemExit(1) from None
@@ -95,9 +95,9 @@ def load_function(path: str) -> Callable[..., Any]:
     return function
 
 
-def prepare_torch(path: str, threads: int, share: float, gpus: int) -> None:
-    """Import torch now, so that it loads while the coordinator still sets up; fakes do without it."""
-    if not path.startswith("reasonrl."):
+def prepare_torch(train: Callable[..., Any], threads: int, share: float, gpus: int) -> None:
+    """Import torch now, while the coordinator still sets up; functions marked `no_torch` do without."""
+    if getattr(train, "no_torch", False):
         return
     import torch
 
