@@ -105,7 +105,7 @@ def make_trainer(run: Run) -> Any:
 
 def _settings(kind: Any, run: Run, arguments: dict[str, Any]) -> Any:
     """Return the GRPOConfig; raises ConfigError for options it does not know or does not accept."""
-    options = run.config.trl.options
+    options = {"ddp_find_unused_parameters": False, **run.config.trl.options}
     known = {one.name for one in dataclasses.fields(kind)}
     unknown = [
         Mistake(f"trl.options.{n}", v, "is no field of GRPOConfig") for n, v in options.items() if n not in known

@@ -359,7 +359,8 @@ def test_ids_of_vocabulary_padding_decode_to_nothing(load):
 
 def test_prompts_go_through_the_template_where_there_is_one(tmp_path):
     problem = Problem("1", "a b", "c")
-    template = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }} {% endfor %}{% if add_generation_prompt %}p{% endif %}"
+    turns = "{% for m in messages %}{{ m['role'][0] }} {{ m['content'] }} {% endfor %}"
+    template = turns + "{% if add_generation_prompt %}p{% endif %}"
     policy = policy_with(tmp_path, {"chat_template": template})
     policy.configure_prompts(None, None)
     letter = {name: i for i, name in enumerate(VOCABULARY)}
@@ -388,3 +389,61 @@ def test_slow_reference_of_the_package_equals_a_plain_forward(load, family):
     with torch.no_grad():
         own, plain = full_forward_logprobs(policy, PROMPTS[0], ids), slow_logprobs(policy, done, 0)
     assert own.tolist() == pytest.approx(plain.tolist(), abs=1e-5)
+
+
+def write_gguf(path: Path) -> None:
+    """Write a small random Llama as a GGUF file with a byte-level tokenizer of single characters."""
+    import gguf
+
+    rng = torch.Generator().manual_seed(5)
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_rope_dimension_count(8)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(len(VOCABULARY) + 1)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([*VOCABULARY, "ab"])
+    writer.add_token_types([3, 3, 3, 3] + [1] * (len(VOCABULARY) - 3))
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(EOS)
+    writer.add_bos_token_id(END)
+    shapes = {"token_embd": (21, 32), "output": (21, 32), "output_norm": (32,)}
+    for block in ("blk.0", "blk.1"):
+        shapes |= {f"{block}.attn_{name}": (32, 32) for name in ("q", "output")}
+        shapes |= {f"{block}.attn_{name}": (16, 32) for name in ("k", "v")}
+        shapes |= {f"{block}.ffn_gate": (48, 32), f"{block}.ffn_up": (48, 32), f"{block}.ffn_down": (32, 48)}
+        shapes |= {f"{block}.attn_norm": (32,), f"{block}.ffn_norm": (32,)}
+    for name, shape in shapes.items():
+        values = torch.ones(shape) if len(shape) == 1 else 0.25 * torch.randn(shape, generator=rng)
+        writer.add_tensor(f"{name}.weight", values.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_gguf_file_becomes_an_ordinary_model_without_a_word(tmp_path, capfd):
+    pytest.importorskip("gguf")
+    write_gguf(tmp_path / "small.gguf")
+    with pytest.raises(ModelError, match=r"small\.gguf.*add model\.gguf_file"):
+        load_hf(ModelConfig(kind="hf", dtype="float32"), str(tmp_path))
+    policy = load_hf(ModelConfig(kind="hf", dtype="float32", gguf_file="small.gguf"), str(tmp_path))
+    assert capfd.readouterr() == ("", "")
+    assert policy.eos_ids == (EOS,)
+    done = sample(policy)
+    rows = torch.arange(len(OWNER))
+    with torch.no_grad():
+        trained, _ = completion_logprobs(policy, PROMPTS, OWNER, done, rows)
+        slow = slow_logprobs(policy, done, 0)
+    assert trained[0, : len(slow)].tolist() == pytest.approx(slow.tolist(), abs=1e-4)
+    policy.model.save_pretrained(tmp_path / "exported")
+    policy.tokenizer.save_pretrained(tmp_path / "exported")
+    again = load_hf(ModelConfig(kind="hf", dtype="float32"), str(tmp_path / "exported"))
+    with torch.no_grad():
+        same, _ = completion_logprobs(again, PROMPTS, OWNER, done, rows)
+    assert torch.equal(same, trained)
