@@ -90,7 +90,7 @@ def entropy_collapse(h: History, t: Limits) -> Finding | None:
     if nothing_gained(h) and risen_by(h.ready("groups/flat"), t["flat_growth"]) and not saturated(h):
         reasons.append("flat groups grew without any gain in reward")
     floor = min(t["stop_ratio"] * base, t["stop_nats"])
-    for_long = now.mean < floor and bool(entropy.blocks) and entropy.blocks[-1][1] < 2 * floor
+    for_long = now.mean < floor and max(level for _, level in list(entropy.blocks)[-3:]) < 2 * floor
     if for_long and stalled_for(h, t["stalled"]) and not saturated(h):
         reasons.append("too little is left to explore with")
     if reasons:
