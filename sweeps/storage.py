@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution
@@ -34,7 +34,9 @@ class Database:
         self.study: optuna.Study | None = None
         self._inode: int | None = None
 
-    def connect(self, name: str, direction: str, pruner: optuna.pruners.BasePruner) -> optuna.Study:
+    def connect(
+        self, name: str, direction: Literal["minimize", "maximize"], pruner: optuna.pruners.BasePruner
+    ) -> optuna.Study:
         """Open the study, or create it."""
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, check_distribution_compatibility
@@ -113,12 +113,12 @@ class Study:
         plan, settings = self._plan, self._plan.study
         searching = settings.get("sampler", "none") != "none" or bool(plan.stages)
         kind = settings.get("pruner", "none") if searching else "none"
-        by_metric = optuna.pruners.NopPruner()
+        by_metric: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
         if kind != "none":
             typical = plan.runs[0] if plan.runs else plan.make_run({}, plan.seeds[0])
             first = int(typical.config.get("eval", {}).get("every") or 1)
             by_metric = metric_pruner(kind, int(settings.get("startup_trials", 5)), typical.steps, first)
-        direction = "maximize" if self._maximize else "minimize"
+        direction: Literal["minimize", "maximize"] = "maximize" if self._maximize else "minimize"
         study = self._database.connect(plan.name, direction, AnyPruner([AlertPruner(), by_metric]))
         for name, value in (("question", plan.question), ("metric", settings.get("metric"))):
             study.set_user_attr(name, value)

@@ -304,7 +304,7 @@ def test_policy_destroyed_in_the_first_rows_is_stopped_after_five_dead_rows_with
     assert stop.evidence["damage"] == ["every answer cut off", "next to no entropy left"]
 
 
-@pytest.mark.parametrize("alive", ["reward/total", "groups/flat", "entropy/mean", "length/truncated"])
+@pytest.mark.parametrize("alive", ["reward/total", "groups/flat", "length/truncated"])
 def test_policy_with_one_sign_of_life_is_not_called_destroyed(alive):
     rows = [(s, destroyed_at(s, 4) | {alive: destroyed_at(1, 4)[alive]}) for s in range(1, 16)]
     assert not [a for a in run(rows) if a.title == "policy destroyed"]

@@ -122,7 +122,8 @@ def destroyed(h: History, t: Limits) -> Finding | None:
         signs.append("every answer cut off")
     if entropy is not None and max(last(entropy, rows)) < t["entropy"] * entropy.highest:
         signs.append("next to no entropy left")
-    if not signs or len(signs) < (cut is not None) + (entropy is not None):  # every sign that is logged must agree
+    # garbage can have any entropy, so low entropy decides only where truncation is not logged
+    if not signs or (cut is not None and signs[0] != "every answer cut off"):
         return None
     start = reward.window.steps[-rows]
     evidence = numbers(reward=0.0, best=reward.highest, flat=1.0) | {
