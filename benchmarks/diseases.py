@@ -41,9 +41,9 @@ DISEASES: dict[str, Disease] = {
         {"optim": {"lr": 2e-3}}, ("A11", "A15", "A04"), "16 updates a step at 50 times the sound rate"
     ),
     "symmetric_clip_many_updates": Disease(
-        {"loss": {"low": 0.2, "high": 0.2}, "optim": {"inner_epochs": 16, "lr": 2e-4}},
+        {"loss": {"low": 0.2, "high": 0.2}, "optim": {"inner_epochs": 8, "lr": 3e-4}, "steps": 30},
         ("A14", "A15", "A03"),
-        "64 updates on one batch: the policy runs away from the sampler",
+        "32 updates on one batch: the policy runs away from the sampler",
     ),
     "short_budget_no_filter": Disease(
         {"sampling": {"max_new_tokens": 8}, "model": {"careful": 1.0}},
@@ -51,9 +51,7 @@ DISEASES: dict[str, Disease] = {
         "traces of 12 to 16 tokens under a budget of 8",
     ),
     "all_hard": Disease(
-        {"task": {"operands": [7, 8], "guess_right": 0.0}, "model": {"base_operands": [4, 5, 6]}},
-        ("A05",),
-        "seven and eight operands for a base that has seen four to six, and guesses that are always wrong",
+        {"steps": 40}, ("A05",), "training problems that nobody can solve: no answer is the right one", "unsolvable"
     ),
     "format_weight_5": Disease(
         {
@@ -61,7 +59,7 @@ DISEASES: dict[str, Disease] = {
             "task": {"guess_right": 0.0},
             "reward": {"parts": {"correctness": {"weight": 1.0}, "format": {"weight": 5.0}}},
             "optim": {"lr": 1e-4},
-            "steps": 80,
+            "steps": 60,
         },
         ("A12",),
         "guesses carry the bracket, traces do not, and the bracket pays five times the answer",
@@ -79,20 +77,26 @@ DISEASES: dict[str, Disease] = {
 
 @contextlib.contextmanager
 def fault(name: str) -> Iterator[None]:
-    """Put a fault into the trainer that no setting can make."""
-    if not name:
-        yield
-        return
+    """Put a fault into trainer or data that no setting can make."""
     from reasonrl import update
     from reasonrl.lazy import torch
+    from reasonrl.tasks.arithmetic import Arithmetic
 
-    right = update.completion_logprobs
+    right, solvable = update.completion_logprobs, Arithmetic.train_problem
 
     def forgets_temperature(policy, prompts, owner_B, completions, rows_B, **options):  # type: ignore[no-untyped-def]
         cold = dataclasses.replace(completions, temperature_BT=torch.ones_like(completions.temperature_BT))
         return right(policy, prompts, owner_B, cold, rows_B, **options)
 
-    with mock.patch.object(update, "completion_logprobs", forgets_temperature):
+    def unsolvable(task: Arithmetic, index: int):  # type: ignore[no-untyped-def]
+        return dataclasses.replace(solvable(task, index), gold="none")
+
+    patches = {
+        "": contextlib.nullcontext(),
+        "temperature": mock.patch.object(update, "completion_logprobs", forgets_temperature),
+        "unsolvable": mock.patch.object(Arithmetic, "train_problem", unsolvable),
+    }
+    with patches[name]:
         yield
 
 
