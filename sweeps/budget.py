@@ -21,7 +21,7 @@ class Budget:
         self.limits = {name: float(value) for name, value in limits.items() if value is not None}
         self._gpus = gpus_per_slot
         self._began = time.monotonic()
-        self.runs = 0
+        self._counted: set[str] = set()
         self.steps = 0
         self.busy_s = 0.0
 
@@ -29,9 +29,18 @@ class Budget:
         """Add what earlier commands spent."""
         for run in runs:
             if run.status != "waiting":
-                self.runs += 1
+                self.count_run(run)
                 self.steps += run.step
                 self.busy_s += run.seconds
+
+    @property
+    def runs(self) -> int:
+        """Runs that were started."""
+        return len(self._counted)
+
+    def count_run(self, run: RunState) -> None:
+        """A run starts; however often it does, it counts once."""
+        self._counted.add(run.key)
 
     def spent(self) -> dict[str, float]:
         """What was spent so far, in the units of the limits."""

@@ -61,6 +61,12 @@ class Configuration:
         values = [value for run in self.runs if (value := run.value_at(step)) is not None]
         return fmean(values) if values else None
 
+    def give_up(self, why: dict[str, Any]) -> None:
+        """Start no further seed, for this reason."""
+        self.abandoned, self.pending_seeds = why, []
+        for run in self.runs:
+            run.given_up = run.status == "waiting"
+
     def recall(self) -> None:
         """Take over decisions of earlier commands, which stand in the event logs of its runs."""
         for run in self.runs:

@@ -12,6 +12,7 @@ from typing import Any
 from reasonrl.errors import EngineError
 from sweeps.book import Book
 from sweeps.budget import Budget
+from sweeps.configuration import Configuration
 from sweeps.control import Control, obey
 from sweeps.endings import Endings
 from sweeps.engines import Engine
@@ -21,7 +22,7 @@ from sweeps.ledger import Ledger, save_spec
 from sweeps.progress import Progress
 from sweeps.schedule import Queue
 from sweeps.search import Planned, Search, Source
-from sweeps.seats import MAX_BAD_STARTS, Seat
+from sweeps.seats import MAX_BAD_STARTS, MAX_TROUBLES, Seat
 from sweeps.state import RunState
 from sweeps.types import Plan
 
@@ -184,7 +185,7 @@ class Coordinator:
     # -- starting ---------------------------------------------------------------------------------------------
 
     def _start(self, seat: Seat, run: RunState) -> None:
-        self.budget.runs += run.step == 0
+        self.budget.count_run(run)
         run.pause_at = self.queue.pause_step(run)
         folder = self.book.run_dir(run.key)
         save_spec(folder, run.spec)
@@ -211,7 +212,6 @@ class Coordinator:
         """Give the run of a worker that never began it to another."""
         run = self._free(seat)
         if run is not None:
-            self.budget.runs -= run.step == 0
             run.status = "partial" if run.step else "waiting"
             self.queue.push(run, first=True)
 
@@ -255,17 +255,25 @@ class Coordinator:
     def _report(self, run: RunState, step: int) -> None:
         """Tell the study the new mean; let the metric pruner stop a searched configuration."""
         for configuration in self.book.configurations_of(run):
-            if self.study.report(configuration, step) and configuration.pruned is None:
-                kind = self.plan.study.get("pruner")
-                evidence = {"step": step, "value": configuration.mean_at(step), "metric": self.book.metric}
-                reason = {
-                    "code": "PRUNED", "title": f"pruned by {kind}", "step": step, "evidence": evidence,
-                    "message": f"{self.book.metric} {evidence['value']:.4g} at step {step} is behind the others",
-                    "intervention": [],
-                }  # fmt: skip
-                configuration.pruned = reason
-                for other in configuration.runs:
-                    self.command(other, "stop", reason)
+            behind = self.study.report(configuration, step)
+            if behind and configuration.pruned is None and step < run.spec.steps:
+                self._prune(configuration, step)
+
+    def _prune(self, configuration: Configuration, step: int) -> None:
+        """Stop every run of a searched configuration, for a reason that stands in their logs."""
+        kind, value = self.plan.study.get("pruner"), configuration.mean_at(step)
+        reason = {
+            "code": "PRUNED",
+            "title": f"pruned by {kind}",
+            "step": step,
+            "evidence": {"step": step, "value": value, "metric": self.book.metric},
+            "message": f"{self.book.metric} {value:.4g} at step {step} is behind the others",
+            "intervention": [],
+        }
+        configuration.pruned = reason
+        configuration.give_up({"why": reason["title"]})
+        for run in configuration.runs:
+            self.command(run, "stop", reason)
 
     def command(self, run: RunState, verb: str, reason: Any = None) -> None:
         """Send "stop" or "pause" to the worker of a running run; it acts within the step."""
@@ -279,8 +287,10 @@ class Coordinator:
         if run is None or run.key != message["key"]:
             return
         self._free(seat)
+        seat.troubles = 0 if message["type"] == "done" else seat.troubles
         if message["type"] == "failed" or run.status in ("running", "failed"):
             self._note_failure(run, message)
+            self._suspect(seat, run)
         self.endings.settle(run, message)
         if seat.keeps_memory(message):
             self.ledger.note(
@@ -310,15 +320,27 @@ class Coordinator:
             what = describe_exit(message)
             if run.status in ("running", "failed"):
                 self._note_failure(run, what)
+            self._suspect(seat, run)
             self.endings.settle(run, what)
         self._restart(seat)
+
+    def _suspect(self, seat: Seat, run: RunState) -> None:
+        """Use a slot no more when run after run fails there for reasons outside the run, and others are well."""
+        if run.error_class not in ("infrastructure", "killed"):
+            return
+        seat.troubles += 1
+        others = [other for other in self.seats if other is not seat and other.troubles == 0 and other.usable]
+        if seat.troubles >= MAX_TROUBLES and others:
+            seat.bad_starts = MAX_BAD_STARTS
+            what = f"slot {seat.slot.label} is not used any more: {seat.troubles} failures in a row ({run.error_class})"
+            self.warn(what)
 
     def _on_broken(self, seat: Seat, message: Mapping[str, Any]) -> None:
         """The worker could not load torch or the training function: no retry will change that."""
         self._put_back(seat)
         seat.bad_starts = MAX_BAD_STARTS
         self.progress.line(f"slot {seat.slot.label}: the worker cannot start: {message['message']}")
-        if not any(seat.bad_starts < MAX_BAD_STARTS for seat in self.seats):
+        if not any(seat.usable for seat in self.seats):
             if message.get("traceback"):
                 self.progress.line(message["traceback"])
             self.leave("no worker can be started", 1)
@@ -343,7 +365,7 @@ class Coordinator:
     def _restart(self, seat: Seat) -> None:
         if seat.bad_starts >= MAX_BAD_STARTS or self.leaving:
             self.engine.kill(seat.slot)
-            if not any(other.bad_starts < MAX_BAD_STARTS for other in self.seats) and not self.leaving:
+            if not any(other.usable for other in self.seats) and not self.leaving:
                 log = self.plan.directory / "workers" / f"slot-{seat.slot.index}.log"
                 self.leave(f"no worker can be started; see {log}", 1)
             return

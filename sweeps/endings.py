@@ -60,8 +60,7 @@ class Endings:
     def _settle_configuration(self, configuration: Configuration, run: RunState) -> None:
         sweep = self._sweep
         if sweep.study.report_seed(configuration, run.spec.seed) and configuration.abandoned is None:
-            configuration.abandoned = {"why": "pruned by wilcoxon over the seeds so far"}
-            configuration.pending_seeds = []
+            configuration.give_up({"why": "pruned by wilcoxon over the seeds so far"})
         sweep.source.settled(configuration)
         if configuration.done:
             sweep.study.tell(configuration)

@@ -42,16 +42,12 @@ class Queue:
         while self._heap:
             run = heapq.heappop(self._heap)[-1]
             self._queued.discard(run.key)
-            if run.open and run.status != "running" and not run.held:
+            if run.open and run.status != "running" and not run.held and not run.given_up:
                 return run
         return None
 
     def __len__(self) -> int:
         return len(self._heap)
-
-    def waiting(self) -> list[RunState]:
-        """The runs in line, next first."""
-        return [entry[-1] for entry in sorted(self._heap, key=lambda entry: entry[:3])]
 
     def boundaries(self, run: RunState) -> list[int]:
         """The steps at which the run pauses, its last one included; moved up to the next evaluation."""

@@ -11,6 +11,7 @@ from sweeps.engines.base import Slot
 from sweeps.state import RunState
 
 MAX_BAD_STARTS = 3
+MAX_TROUBLES = 4
 _GROWTH_MB = 1024.0
 
 
@@ -18,7 +19,8 @@ _GROWTH_MB = 1024.0
 class Seat:
     """One slot, its present run, and the memory its worker held after its first run (MB).
 
-    `ending` is the end event of the run, which counts once the worker is done with the run.
+    `troubles` counts failures in a row that came from outside the runs. `ending` is the end event of the run, which
+    counts once the worker is done with the run.
     """
 
     slot: Slot
@@ -27,6 +29,7 @@ class Seat:
     ready: bool = False
     lost: bool = False
     bad_starts: int = 0
+    troubles: int = 0
     ending: Mapping[str, Any] | None = None
     last_progress: float = 0.0
     since: float = 0.0
@@ -35,7 +38,12 @@ class Seat:
     @property
     def free(self) -> bool:
         """True when a run can be handed to it; its worker may still be loading."""
-        return self.run is None and not self.lost and self.bad_starts < MAX_BAD_STARTS
+        return self.run is None and not self.lost and self.usable
+
+    @property
+    def usable(self) -> bool:
+        """False once its worker could not be started, or run after run failed there."""
+        return self.bad_starts < MAX_BAD_STARTS
 
     def take(self, run: RunState) -> None:
         """Seat a run."""

@@ -48,6 +48,7 @@ class RunState:
     slot: int | None = None
     pause_at: int | None = None
     held: bool = False
+    given_up: bool = False
     _last_time: float | None = None
     _unclassed: bool = False
 

@@ -53,6 +53,7 @@ class Study:
         self._database = Database(url)
         self._maximize = settings.get("direction", "maximize") == "maximize"
         self._by_seed = settings.get("pruner") == "wilcoxon"
+        self._known: dict[str, list[FrozenTrial]] = {}
         self._deferred: deque[Callable[[], None]] = deque()
         self._tried = 0.0
         self.available = False
@@ -96,6 +97,9 @@ class Study:
         """Write what was deferred and let go of the database."""
         while self._deferred:
             self.work(MAX_DEFERRED)
+        if self.available:
+            with self._bridged():
+                self._close_orphans()  # of stages the sweep did not come to, or not in this way
         self._database.close()
 
     def work(self, most: int = 10) -> bool:
@@ -125,30 +129,39 @@ class Study:
 
     def _adopt(self, configurations: Sequence[Configuration]) -> None:
         """Tie trials to configurations by name; close orphans; add what is missing."""
-        known: dict[str, list[FrozenTrial]] = {}
         everything = self._database.need().get_trials(deepcopy=False)
         self._check_ranges(everything)
+        self._known = {}
         for trial in everything:
-            known.setdefault(name_of(trial.user_attrs), []).append(trial)
+            self._known.setdefault(name_of(trial.user_attrs), []).append(trial)
         for configuration in configurations:
-            trials = known.get(configuration.name, [])
-            running = [trial for trial in trials if trial.state == TrialState.RUNNING]
-            ended = [trial for trial in trials if trial.state.is_finished()]
-            if running:
-                configuration.trial = running.pop(0)._trial_id
-                for double in running:
-                    self._close_orphan(double._trial_id)
-            elif ended and configuration.done:
-                configuration.trial, configuration.told = ended[-1]._trial_id, True
-            elif any(run.status != "waiting" for run in configuration.runs):
-                self._begin(configuration, {"retry_of": ended[-1].number} if ended else {})
-            if configuration.trial is not None and not configuration.told:
-                self._catch_up(configuration)
-        names = {configuration.name for configuration in configurations}
-        for name, trials in known.items():
+            self._take_up(configuration)
+        if not self._plan.stages:
+            self._close_orphans()
+
+    def _take_up(self, configuration: Configuration) -> None:
+        """Go on with the trial an earlier command left, or make one when the configuration has begun."""
+        trials = self._known.pop(configuration.name, [])
+        running = [trial for trial in trials if trial.state == TrialState.RUNNING]
+        ended = [trial for trial in trials if trial.state.is_finished()]
+        if running:
+            configuration.trial = running.pop(0)._trial_id
+            for double in running:
+                self._close_orphan(double._trial_id)
+        elif ended and configuration.done:
+            configuration.trial, configuration.told = ended[-1]._trial_id, True
+        elif any(run.status != "waiting" for run in configuration.runs):
+            self._begin(configuration, {"retry_of": ended[-1].number} if ended else {})
+        if configuration.trial is not None and not configuration.told:
+            self._catch_up(configuration)
+
+    def _close_orphans(self) -> None:
+        """Close running trials that belong to no configuration of the plan."""
+        for trials in self._known.values():
             for trial in trials:
-                if name not in names and not trial.state.is_finished():
+                if not trial.state.is_finished():
                     self._close_orphan(trial._trial_id)
+        self._known = {}
 
     def _catch_up(self, configuration: Configuration) -> None:
         if not self._by_seed:
@@ -280,6 +293,8 @@ class Study:
             self._begin_and_tell(configuration)
 
     def _begin(self, configuration: Configuration, extra: Mapping[str, Any]) -> None:
+        if configuration.trial is None and configuration.name in self._known:
+            self._take_up(configuration)
         if configuration.trial is None:
             values, distributions = self._fixed(configuration)
             configuration.trial = self._database.create(values, distributions, describe(configuration, extra))
@@ -288,7 +303,8 @@ class Study:
     def _begin_and_tell(self, configuration: Configuration) -> None:
         if configuration.trial is None:
             self._begin(configuration, {})
-            self._catch_up(configuration)
+            if not configuration.told:
+                self._catch_up(configuration)
         else:
             self._tell(configuration)
 

@@ -9,6 +9,7 @@ of hashes over seed, step and parameters: a row is right only if every row befor
     die_at     SIGKILL to itself at this step       times      how often the scripted mishap happens (default 1)
     raise_at   ValueError at this step              exit_at    os._exit(3) at this step
     hang_at    sleeps for an hour at this step      disk_at    OSError(ENOSPC) at this step
+    bad_device a device whose worker is killed at every step
     oom_above  out of memory while optim.micro_batch_size is above this
     alert_at   raises a stop alert at this step     flag_at    raises a flag at this step
     collapse_at  entropy, reward and accuracy fall from this step on (a stop alert follows after 5 steps)
@@ -230,6 +231,8 @@ def _mishaps(run: _Run, step: int) -> None:
     limit = run.fake.get("oom_above")
     if limit is not None and int((run.config.get("optim") or {}).get("micro_batch_size") or 64) > int(limit):
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    if run.fake.get("bad_device") and run.fake["bad_device"] == os.environ.get("CUDA_VISIBLE_DEVICES"):
+        os.kill(os.getpid(), signal.SIGKILL)
     if run.mishap("die_at", step):
         os.kill(os.getpid(), signal.SIGKILL)
     if run.mishap("exit_at", step):

@@ -152,6 +152,16 @@ def test_a_run_killed_again_and_again_without_progress_is_given_up(tmp_path: Pat
     assert (state.status, state.error_class) == ("failed", "killed")
 
 
+def test_a_slot_where_run_after_run_fails_is_not_used_any_more(tmp_path: Path) -> None:
+    # Whatever runs on the second device is killed; the first device is well.
+    engine = {"devices": ["fake:0", "fake:1"], "slots": None, "max_retries": 9}
+    plan = make_plan(tmp_path / "s", {"a": {"sleep": 0.05, "bad_device": "fake:1"}}, seeds=range(6), engine=engine)
+    assert run(plan) == 0
+    (warning,) = entries(plan.directory, "warning")
+    assert "slot gpu fake:1 is not used any more: 4 failures in a row (killed)" in warning["message"]
+    assert {state.status for state in read_runs(plan.directory).values()} == {"finished"}
+
+
 def test_a_hung_run_is_ended_by_the_step_timeout_and_tried_again(tmp_path: Path) -> None:
     plan = make_plan(tmp_path / "s", {"a": {"hang_at": 5}, "b": {}}, seeds=(0,), engine={"hang_timeout_s": 2.0})
     assert run(plan) == 0

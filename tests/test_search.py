@@ -201,11 +201,16 @@ def test_a_winner_that_cannot_be_told_from_the_default_is_not_carried(tmp_path: 
 
 def test_a_staged_sweep_resumes_without_repeating_a_run(tmp_path: Path) -> None:
     assert run(stage_plan(tmp_path / "s", better=0.9)) == 0
+    assert not entries(tmp_path / "s", "warning")
     started = len(entries(tmp_path / "s", "start"))
     keys = set(read_runs(tmp_path / "s"))
+    told = [(trial.state, trial.value, trial.user_attrs) for trial in load(tmp_path / "s").trials]
     assert run(stage_plan(tmp_path / "s", better=0.9)) == 0
     assert len(entries(tmp_path / "s", "start")) == started
     assert set(read_runs(tmp_path / "s")) == keys
+    assert [(trial.state, trial.value, trial.user_attrs) for trial in load(tmp_path / "s").trials] == told
+    assert {trial.state.name for trial in load(tmp_path / "s").trials} == {"COMPLETE"}
+    assert not entries(tmp_path / "s", "warning")
 
 
 def test_a_stage_starts_nothing_more_once_its_share_is_spent(tmp_path: Path) -> None:
