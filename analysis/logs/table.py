@@ -46,13 +46,18 @@ class Log:
 
 def to_number(value: Any) -> float | None:
     """Return the number a log cell holds; None when it holds none (a missing value is not NaN)."""
-    if isinstance(value, bool) or value is None:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    if isinstance(value, int | float):
-        return float(value)
-    if not isinstance(value, str):
+    try:  # nearly every cell; "1_000" is a number to Python but not to any trainer
+        return float(value) if not isinstance(value, str) or "_" not in value else None
+    except ValueError:
+        return _odd_number(value.strip().lower()) if isinstance(value, str) else None
+    except OverflowError:
         return None
-    text = value.strip().lower()
+
+
+def _odd_number(text: str) -> float | None:
+    """Numbers as people and programs dress them: nan(ind), 1.#inf, np.float64(0.5), 1,234, 12 %."""
     if text in MISSING:
         return None
     if text in NAN:
@@ -60,15 +65,12 @@ def to_number(value: Any) -> float | None:
     if text in INFINITE:
         return INFINITE[text] * float("inf")
     wrapped = WRAPPED.fullmatch(text)
-    text = wrapped[1] if wrapped else text
+    if wrapped:
+        return to_number(wrapped[1])
     if THOUSANDS.fullmatch(text):
-        text = text.replace(",", "")
-    try:
-        if text.endswith("%"):
-            return float(text[:-1]) / 100
-        return float(text) if "_" not in text else None
-    except ValueError:
-        return None
+        return float(text.replace(",", ""))
+    share = to_number(text[:-1]) if text.endswith("%") else None
+    return None if share is None else share / 100
 
 
 def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
