@@ -27,6 +27,7 @@ from sweeps.state import RunState
 from sweeps.types import Plan
 
 TEND_S = 1.0
+ABSENCE_S = 10.0
 MIN_FREE_MB = 50.0
 PROGRESS = frozenset({"start", "step", "eval", "checkpoint"})
 ALL_CHECKPOINTS = 10_000  # an intervention goes back to the last healthy one, so none may be dropped
@@ -162,9 +163,11 @@ class Coordinator:
     def tend(self) -> None:
         """Look after everything that does not announce itself; most of it once a second."""
         self.progress.refresh(self)
-        if time.monotonic() - self._tended < TEND_S:
+        now = time.monotonic()
+        if now - self._tended < TEND_S:
             return
-        self._tended = time.monotonic()
+        self._forgive_absence(now)
+        self._tended = now
         timeout = float(self.plan.engine.get("hang_timeout_s") or 600.0)
         for seat in self.running:
             if seat.hung(timeout):
@@ -181,6 +184,13 @@ class Coordinator:
             self.ledger.note("budget", reason=why)
         if self.barred or self.leaving or self.paused:
             self._pause_running()
+
+    def _forgive_absence(self, now: float) -> None:
+        """A coordinator that was itself stopped for a while has not seen what its workers did meanwhile."""
+        away = now - self._tended
+        if self._tended and away > ABSENCE_S:
+            for seat in self.running:
+                seat.last_progress += away
 
     # -- starting ---------------------------------------------------------------------------------------------
 

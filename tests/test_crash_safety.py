@@ -142,6 +142,22 @@ def test_ctrl_c_writes_checkpoints_and_the_same_command_goes_on_from_there(tmp_p
     assert rows_of(directory) == undisturbed(tmp_path)
 
 
+def test_a_coordinator_that_was_stopped_for_a_while_blames_no_run_for_it(tmp_path: Path) -> None:
+    directory = tmp_path / "s"
+    settings = {**SETTINGS, "arms": {"a": {"sleep": 0.5}}, "steps": 60, "engine": {"hang_timeout_s": 11.0}}
+    with coordinator(directory, settings) as process:
+        wait_for(lambda: num_rows(directory) >= 2)
+        frozen = [process.pid, *worker_pids(directory)]
+        for pid in frozen:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(13)
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+        rows = num_rows(directory)
+        wait_for(lambda: num_rows(directory) >= rows + 4)
+    assert not any(entry["type"] == "retry" for entry in read_ledger(directory))
+
+
 def test_the_second_coordinator_says_who_holds_the_folder_and_exits(tmp_path: Path) -> None:
     directory = tmp_path / "s"
     long = {**SETTINGS, "arms": {"a": {"sleep": 0.1}}, "steps": 3000}
