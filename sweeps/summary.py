@@ -38,8 +38,9 @@ def counts_of(runs: Iterable[RunState]) -> dict[str, int]:
 
 
 def steps_saved(runs: Iterable[RunState]) -> int:
-    """Rollout steps that stopped runs did not have to make."""
-    return sum(max(0, run.spec.steps - run.step) for run in runs if run.status == "stopped")
+    """Rollout steps that stopped runs did not have to make; forks were not planned and do not count."""
+    planned = (run for run in runs if run.status == "stopped" and not run.spec.parent)
+    return sum(max(0, run.spec.steps - run.step) for run in planned)
 
 
 def summary_lines(sweep: Coordinator, runs: list[RunState], seconds: float) -> list[str]:
@@ -54,7 +55,7 @@ def summary_lines(sweep: Coordinator, runs: list[RunState], seconds: float) -> l
     lines = [f"{head} in {duration(seconds)}"]
     lines += ["  " + describe_end(run) for run in (*stopped, *failed)]
     if stopped:
-        total = sum(run.spec.steps for run in runs)
+        total = sum(run.spec.steps for run in runs if not run.spec.parent)
         lines.append(f"  stops saved {steps_saved(stopped)} of {total} rollout steps")
     if failed:
         lines.append(f"  try failed runs again: python -m sweeps retry {sweep.plan.name}, then the same command")
