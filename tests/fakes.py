@@ -362,6 +362,19 @@ def rows_of(directory: Path) -> dict[str, dict[int, dict[str, float]]]:
     return found
 
 
+def group_members(group: int) -> list[int]:
+    """Pids of the processes in a group that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(pgrp) == group and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
 def main() -> int:
     """A coordinator in a process of its own: `python -m tests.fakes FOLDER JSON-of-make_plan's-arguments`."""
     from sweeps import summary

@@ -21,7 +21,7 @@ from sweeps.engines.local import LocalEngine
 from sweeps.failures import classify, halve_micro_batch, may_retry
 from sweeps.runner import run
 from sweeps.seats import Seat
-from tests.fakes import base_config, make_plan
+from tests.fakes import base_config, group_members, make_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS: dict[str, Any] = {"slots": 1, "devices": [], "train": "tests.fakes:train", "threads": 1}
@@ -207,7 +207,7 @@ def test_killing_a_worker_takes_the_processes_it_started(engine: LocalEngine, tm
     engine.send(slot, job(tmp_path / "r", steps=500, sleep=0.05, child=60))
     listen(engine, lambda message: message.get("event", {}).get("step") == 1)
     pid = engine.pid(slot)
-    assert pid is not None and len(members(pid)) >= 3  # the worker, its guard, its child
+    assert pid is not None and len(group_members(pid)) >= 3  # the worker, its guard, its child
     os.kill(pid, signal.SIGKILL)
     listen(engine, is_type("exit"))
     wait_until_gone(pid)
@@ -227,7 +227,7 @@ def test_a_worker_and_its_children_die_with_their_coordinator(tmp_path: Path) ->
     )  # fmt: skip
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
-    assert members(pid)
+    assert group_members(pid)
     parent.kill()
     parent.communicate()
     wait_until_gone(pid)
@@ -275,23 +275,10 @@ def alive(pid: int) -> bool:
         return False
 
 
-def members(group: int) -> list[int]:
-    """Pids of the processes in a group that still run."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(pgrp) == group and state != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
 def wait_until_gone(group: int) -> None:
     deadline = time.monotonic() + 10
-    while members(group):
-        assert time.monotonic() < deadline, f"still there: {members(group)}"
+    while group_members(group):
+        assert time.monotonic() < deadline, f"still there: {group_members(group)}"
         time.sleep(0.02)
 
 

@@ -18,7 +18,7 @@ from sweeps.runner import run
 from sweeps.state import RunState
 from sweeps.storage import Database
 from sweeps.story import read_runs, status_lines, why_lines
-from tests.fakes import make_plan, rows_of
+from tests.fakes import group_members, make_plan, rows_of
 
 
 @pytest.fixture(autouse=True)
@@ -298,22 +298,9 @@ def test_workers_of_a_finished_sweep_are_gone(tmp_path: Path) -> None:
     run(plan)
     start = next(e for e in read_events(next(plan.directory.glob("runs/*/events.jsonl"))) if e["type"] == "start")
     deadline = time.monotonic() + 10
-    while members(start["pid"]) and time.monotonic() < deadline:
+    while group_members(start["pid"]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert members(start["pid"]) == []
-
-
-def members(group: int) -> list[int]:
-    """Pids of the processes in a group that still run."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, pgrp = path.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(pgrp) == group and state != "Z":
-            found.append(int(path.parent.name))
-    return found
+    assert group_members(start["pid"]) == []
 
 
 def test_plan_is_stored_and_can_be_read_back(tmp_path: Path) -> None:
