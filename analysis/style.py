@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,7 +134,8 @@ _lock = threading.RLock()
 def drawing() -> Iterator[None]:
     """Hold the project's look for the block; other threads that draw through here wait, the caller's own
     settings come back afterwards."""
-    with _lock, matplotlib.rc_context():
+    with _lock, matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # drawn as a box, which says it all
         look: Any = {**matplotlib.rcParamsDefault, "backend": matplotlib.rcParams["backend"], **RC}
         matplotlib.rcParams.update(look)
         yield

@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis.compare import arm_runs
 from analysis.load import Results, run_folders
+from analysis.shapes import items, mapping, number, records
 
 SHUFFLES = 40  # for what chance alone gives
 LEAST = 8  # complete configurations below which an importance would be noise
@@ -46,22 +47,22 @@ class Axis:
 def axes_of(results: Results) -> list[Axis]:
     """The searched keys of the plan, those of its stages too; keys with one possible value left out."""
     plan = results.plan
-    entries = list(plan.get("space") or [])
-    for stage in plan.get("stages") or []:
-        entries += stage.get("space") or []
+    entries = records(plan.get("space"))
+    for stage in records(plan.get("stages")):
+        entries += records(stage.get("space"))
     out: dict[str, Axis] = {}
     for entry in entries:
-        if isinstance(entry, Mapping) and "key" in entry:
-            choices = tuple(entry.get("choices") or ())
-            axis = Axis(str(entry["key"]), entry.get("low"), entry.get("high"), bool(entry.get("log")), choices)
-            if len(choices) != 1:
-                out.setdefault(axis.key, axis)
+        choices = tuple(map(_plain, items(entry.get("choices"))))
+        low, high = number(entry.get("low")), number(entry.get("high"))
+        axis = Axis(str(entry.get("key")), low, high, bool(entry.get("log")) and (low or 0) > 0, choices)
+        if len(choices) > 1 or (not choices and low is not None and high is not None and high > low):
+            out.setdefault(axis.key, axis)
     return list(out.values())
 
 
 def objective_of(results: Results) -> tuple[str, bool]:
     """The metric the search was judged by, and whether more of it is better."""
-    study = results.plan.get("study") or {}
+    study = mapping(results.plan.get("study"))
     return str(study.get("metric") or "eval/accuracy"), str(study.get("direction") or "maximize") != "minimize"
 
 
@@ -101,18 +102,23 @@ def _state(part: pd.DataFrame) -> str:
 def _params(results: Results) -> dict[str, dict[str, Any]]:
     """The searched values of every run, from its own record or from the plan."""
     out = {
-        str(run.get("key")): dict(run.get("params") or {})
-        for run in results.plan.get("runs") or []
-        if isinstance(run, Mapping)
+        str(run.get("key")): {key: _plain(value) for key, value in mapping(run.get("params")).items()}
+        for run in records(results.plan.get("runs"))
     }
     for folder in run_folders(results.path):
         try:
             spec = json.loads((folder / "run.json").read_text())
         except (OSError, ValueError):
             continue
-        if isinstance(spec, dict):
-            out[str(spec.get("key", folder.name))] = dict(spec.get("params") or {})
+        spec = mapping(spec)
+        params = mapping(spec.get("params"))
+        out[str(spec.get("key", folder.name))] = {key: _plain(value) for key, value in params.items()}
     return out
+
+
+def _plain(value: Any) -> Any:
+    """A searched value as recorded; a list or object, which no search space holds, as its words."""
+    return value if value is None or isinstance(value, str | int | float) else str(value)
 
 
 def _value(key: str, run: pd.Series, params: Mapping[str, Any]) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from analysis.export import export
 from analysis.figures.curves import shown_arms
 from analysis.load import Results, load
-from analysis.report import content, stopped
-from analysis.report.answer import answer_sections
-from analysis.report.blocks import Report
+from analysis.report import answer, content, stopped
+from analysis.report.answer import compare_all
+from analysis.report.blocks import Report, Section, Text
 from analysis.report.figures import figures_section
 from analysis.report.html import to_html
 from analysis.report.markdown import to_markdown
@@ -21,21 +22,30 @@ FORMATS = {"html": to_html, "md": to_markdown}
 
 def build(results: Results, figures: Sequence[str] | None = None) -> Report:
     """The report of a sweep as blocks; `figures` are names of figures, default those that fit the sweep."""
-    verdict, tables = answer_sections(results)
-    sections = [
-        verdict,
-        figures_section(results, figures),
-        tables,
-        stopped.stopped_section(results),
-        content.plan_section(results),
-        content.differences_section(results),
-        stopped.alerts_section(results),
-        stopped.completions_section(results),
-        content.cost_section(results),
-        content.environment_section(results),
+    compared = cache(lambda: compare_all(results))
+    parts: list[tuple[str, str, Callable[[], Section]]] = [
+        ("verdict", "Verdict", lambda: answer.verdict_section(results, compared())),
+        ("figures", "Figures", lambda: figures_section(results, figures)),
+        ("tables", "Tables", lambda: answer.tables_section(results, compared())),
+        ("stopped", "Stopped runs", lambda: stopped.stopped_section(results)),
+        ("plan", "Plan", lambda: content.plan_section(results)),
+        ("config", "Configuration", lambda: content.differences_section(results)),
+        ("alerts", "Alerts", lambda: stopped.alerts_section(results)),
+        ("completions", "Completions", lambda: stopped.completions_section(results)),
+        ("cost", "Cost", lambda: content.cost_section(results)),
+        ("environment", "Environment", lambda: content.environment_section(results)),
     ]
     question = str(results.plan.get("question") or "")
+    sections = [_guarded(*part) for part in parts]
     return Report(results.name, question, content.state_line(results), sections, shown_arms(results))
+
+
+def _guarded(anchor: str, title: str, make: Callable[[], Section]) -> Section:
+    """A section, or in its place a note on why it could not be made: one damaged record must not cost the page."""
+    try:
+        return make()
+    except Exception as error:
+        return Section(anchor, title, [Text(f"Could not be made ({type(error).__name__}: {error}).", "note")])
 
 
 def write_report(

@@ -62,10 +62,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Compared:
-    """Completions of several arms for one problem, to be read side by side."""
+    """Completions of several arms for one problem, to be read side by side; `gold` is the right answer, if known."""
 
     prompt: str
     answers: Sequence[Answer]
+    gold: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from analysis.figures.curves import shown_arms
 from analysis.load import Results
 from analysis.report.blocks import Block, Code, Fold, Grid, Section, Text
 from analysis.report.history import Entry, num_gpus, read_ledger, wall_seconds
+from analysis.shapes import items, mapping, number, records
 
 _MANY = 20  # rows of a table that is shown at once
 # What names a run or says where its files go: it differs between any two runs and changes nothing in them.
@@ -45,11 +46,11 @@ def state_line(results: Results) -> str:
 def plan_section(results: Results) -> Section:
     """The arms with their overrides, seeds, steps, and the command that runs it again."""
     plan, runs = results.plan, arm_runs(results)
-    sweep = plan.get("sweep") or {}
+    sweep = mapping(plan.get("sweep"))
     blocks: list[Block] = []
     if sweep.get("description"):
         blocks.append(Text(str(sweep["description"])))
-    arms = sweep.get("arms") or {}
+    arms = mapping(sweep.get("arms"))
     rows = []
     for arm in results.arms:
         mine = runs[runs["arm"] == arm]
@@ -68,14 +69,14 @@ def plan_section(results: Results) -> Section:
     if isinstance(command, list) and command:
         blocks.append(Text("The same command resumes it, or repeats it elsewhere:"))
         blocks.append(Code(f"python sweep.py {' '.join(map(str, command))} -m"))
-    blocks += [Text(str(warning), "note") for warning in plan.get("warnings") or []]
+    blocks += [Text(str(warning), "note") for warning in items(plan.get("warnings"))]
     if not plan:
         blocks.append(Text("plan.json is missing or damaged; this is what the event logs say.", "note"))
     return Section("plan", "Plan", blocks)
 
 
 def _search(plan: Mapping[str, Any]) -> list[Block]:
-    study = plan.get("study") or {}
+    study = mapping(plan.get("study"))
     blocks: list[Block] = []
     if study.get("sampler", "none") != "none":
         words = [
@@ -83,13 +84,16 @@ def _search(plan: Mapping[str, Any]) -> list[Block]:
         ]
         blocks.append(Text(f"Search: {', '.join(words)}."))
     rows = []
-    for entry in plan.get("space") or []:
-        choices = entry.get("choices") or []
+    for entry in records(plan.get("space")):
+        choices = items(entry.get("choices"))
         between = f"{entry.get('low')} to {entry.get('high')}{', log scale' if entry.get('log') else ''}"
         rows.append((str(entry.get("key")), listed(choices) if choices else between))
     if rows:
         blocks.append(Grid(("Searched key", "Values"), rows))
-    stages = [(str(s.get("name")), str(s.get("sampler")), f"{s.get('share', 0):.0%}") for s in plan.get("stages") or []]
+    stages = [
+        (str(stage.get("name")), str(stage.get("sampler")), f"{number(stage.get('share')) or 0:.0%}")
+        for stage in records(plan.get("stages"))
+    ]
     if stages:
         blocks.append(Grid(("Stage", "Sampler", "Share of the budget"), stages))
     return blocks
@@ -179,7 +183,7 @@ def environment_section(results: Results) -> Section:
     version = results.plan.get("code_version")
     if version:
         rows.append(("code version of the plan", str(version)))
-    engine = results.plan.get("engine") or {}
+    engine = mapping(results.plan.get("engine"))
     if engine:
         rows.append(("engine", ", ".join(f"{key} {value}" for key, value in engine.items() if value is not None)))
     if not rows:

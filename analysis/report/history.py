@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.report.blocks import Block, Fold, Grid
+from analysis.shapes import items, number
 from analysis.verdict import label
 from reasonrl.events import read_events
 
@@ -33,8 +34,8 @@ def num_gpus(entry: Mapping[str, Any]) -> int:
 
 def wall_seconds(entries: Sequence[Entry]) -> list[float]:
     """How long each sitting of the sweep took, in seconds."""
-    spans = [entry.get("seconds") for entry in entries if entry.get("type") == "concluded"]
-    return [float(span) for span in spans if isinstance(span, int | float)]
+    spans = [number(entry.get("seconds")) for entry in entries if entry.get("type") == "concluded"]
+    return [span for span in spans if span is not None]
 
 
 def finding_blocks(entries: Sequence[Entry]) -> list[Block]:
@@ -42,7 +43,7 @@ def finding_blocks(entries: Sequence[Entry]) -> list[Block]:
     rows = []
     for entry in entries:
         if entry.get("type") == "finding":
-            advice = ", ".join(map(str, entry.get("intervention") or [])) or "no advice recorded"
+            advice = ", ".join(map(str, items(entry.get("intervention")))) or "no advice recorded"
             rows.append((str(entry.get("code", "")), str(entry.get("message", "")), advice))
     return [Grid(("Code", "Finding", "To try"), list(dict.fromkeys(rows)))] if rows else []
 
@@ -52,7 +53,7 @@ def decision_blocks(entries: Sequence[Entry]) -> list[Block]:
     noted = [entry for entry in entries if entry.get("type") not in _ORDINARY]
     if not noted:
         return []
-    begin = next((entry["time"] for entry in entries if isinstance(entry.get("time"), int | float)), None)
+    begin = next((time for time in (number(entry.get("time")) for entry in entries) if time is not None), None)
     rows = [(_after(entry, begin), str(entry.get("type")), _run(entry), _details(entry)) for entry in noted[:_MOST]]
     more = f" (the first {_MOST})" if len(noted) > _MOST else ""
     grid = Grid(("After", "What", "Run", "Details"), rows, numeric=frozenset({0}))
@@ -60,8 +61,8 @@ def decision_blocks(entries: Sequence[Entry]) -> list[Block]:
 
 
 def _after(entry: Entry, begin: float | None) -> str:
-    time = entry.get("time")
-    return f"{(time - begin) / 60:.1f} min" if isinstance(time, int | float) and begin is not None else ""
+    time = number(entry.get("time"))
+    return f"{(time - begin) / 60:.1f} min" if time is not None and begin is not None else ""
 
 
 def _run(entry: Entry) -> str:

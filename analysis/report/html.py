@@ -91,8 +91,9 @@ class _Writer:
                     yield self.picture(block)
                 case Compared():
                     answers = "".join(map(_answer, block.answers))
+                    gold = f", right answer <code>{escape(block.gold)}</code>" if block.gold else ""
                     yield (
-                        f'<div class="compared"><p>Problem <code>{escape(block.prompt)}</code></p>'
+                        f'<div class="compared"><p>Problem <code>{escape(block.prompt)}</code>{gold}</p>'
                         f'<div class="answers">{answers}</div></div>'
                     )
                 case Fold():

@@ -35,7 +35,7 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
             case Picture():
                 yield f"![{_safe(block.title)}]({block.stem}.png)\n\n**{_safe(block.title)}.** {_safe(block.caption)}"
             case Compared():
-                yield f"Problem `{block.prompt}`"
+                yield "Problem:\n\n" + _fence(block.prompt + (f"\n\nright answer: {block.gold}" if block.gold else ""))
                 for answer in block.answers:
                     yield f"{_safe(answer.head)}: {_safe(answer.score)}\n\n{_fence(answer.text)}"
             case Fold():

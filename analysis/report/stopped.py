@@ -13,6 +13,7 @@ from analysis.figures.curves import shown_arms
 from analysis.load import Results
 from analysis.report.blocks import Answer, Block, Compared, Fold, Grid, Section, Text
 from analysis.report.history import decision_blocks, finding_blocks, read_ledger
+from analysis.shapes import mapping, number
 from analysis.verdict import label
 
 _PROBLEMS = 4
@@ -139,7 +140,7 @@ def completions_section(results: Results) -> Section:
     seed = _common_seed(runs)
     chosen = runs[runs["seed"] == seed].drop_duplicates("arm")
     samples = results.samples(list(chosen["key"]))
-    samples = samples[samples["prompt"].map(lambda text: isinstance(text, str))]
+    samples = samples[samples["prompt"].map(lambda text: isinstance(text, str)) & samples["step"].map(_is_step)]
     if samples.empty:
         return Section("completions", "Completions", [Text("No completions were recorded.", "note")])
     arms = [arm for arm in shown_arms(results) if (samples["arm"] == arm).any()]
@@ -165,8 +166,13 @@ def completions_section(results: Results) -> Section:
             part = mine[(mine["arm"] == arm) & ((mine["step"] == 0) if step == 0 else (mine["step"] > 0))]
             if not part.empty:
                 answers.append(_answer(part.iloc[0], "before training" if step == 0 else label(arm)))
-        blocks.append(Compared(str(prompt), answers))
+        gold = mine["gold"].iloc[0] if "gold" in mine else None
+        blocks.append(Compared(str(prompt), answers, gold if isinstance(gold, str) else ""))
     return Section("completions", "Completions", blocks)
+
+
+def _is_step(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _common_seed(runs: pd.DataFrame) -> int:
@@ -182,11 +188,12 @@ def _answer(row: pd.Series, head: str) -> Answer:
     if cut > 0:
         text = f"{text[:_ANSWER_LENGTH]} … ({cut} more characters)"
     text = "".join(char if char.isprintable() or char in "\n\t" else "�" for char in text)
-    parts = row["parts"] if isinstance(row["parts"], Mapping) else {}
-    reward = row["reward"]
-    number = isinstance(reward, int | float)
-    words = [f"reward {reward:.3g}" if number else "reward not recorded"]
-    words += [f"{name} {value:.3g}" for name, value in parts.items() if isinstance(value, int | float)]
+    parts = mapping(row["parts"])
+    reward = number(row["reward"])
+    words = [f"reward {reward:.3g}" if reward is not None else "reward not recorded"]
+    words += [f"{name} {value:.3g}" for name, value in parts.items() if number(value) is not None]
+    reason = row.get("reason")  # the verifier's word on a wrong answer
+    words += [str(reason)] if isinstance(reason, str) and reason and reason not in ("right", "correct") else []
     words += ["cut at the length limit"] if row["finish"] == "length" else []
-    right = parts.get("correctness", reward if number else 0)
+    right = number(parts.get("correctness", reward)) or 0.0
     return Answer(f"{head}, step {row['step']}" if row["step"] else head, text, ", ".join(words), right > 0)
