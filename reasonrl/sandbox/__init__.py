@@ -26,6 +26,7 @@ from typing import Any
 from reasonrl.errors import VerifierError
 
 HERE = Path(__file__).resolve().parent
+BUSY_FACTOR = 20.0  # of watch.py: how much longer than wall_s a program may take on a busy machine
 FAILED = 97  # exit status of isolate.py when the walls could not be made
 MODES = ("asserts", "calls", "stdio")
 REFUSAL = (
@@ -37,7 +38,8 @@ REFUSAL = (
 
 @dataclass(frozen=True)
 class Limits:
-    """What one program may use over all its tests; memory is resident memory of all its processes."""
+    """What one program may use over all its tests: seconds of running and of waiting, resident memory of all its
+    processes, their number, bytes printed or answered, bytes per file."""
 
     cpu_s: float = 3.0
     wall_s: float = 8.0
@@ -112,7 +114,7 @@ def _run(kind: str, program: str, mode: str, tests: Sequence[Any], entry: str | 
         )
         try:
             data = json.dumps(job).encode("utf-8", "surrogatepass")
-            out, err = process.communicate(data, timeout=limits.wall_s + 10.0)
+            out, err = process.communicate(data, timeout=BUSY_FACTOR * limits.wall_s + 30.0)
         except subprocess.TimeoutExpired:
             return Outcome("timeout", "the tester itself had to be ended")
         finally:

@@ -14,6 +14,7 @@ import threading
 import time
 
 TICK_S = 0.02
+BUSY_FACTOR = 20.0
 SLACK_BYTES = 64 * 2**20  # what the two interpreters need by themselves
 
 
@@ -56,37 +57,52 @@ class Judge:
         os._exit(0)
 
     def watch(self) -> None:
-        """Stop the program when it passes a limit of wall time, processor time or memory."""
+        """Stop the program when it passes a limit of time, memory or number of processes.
+
+        Time in which the program waits counts against `wall_s`, time in which it runs against `cpu_s`; time in which
+        it could run and the machine is busy with others counts as neither, up to BUSY_FACTOR times `wall_s`.
+        """
+        idle, last = 0.0, self.started
         while True:
             time.sleep(TICK_S)
-            if time.monotonic() - self.started > self.limits["wall_s"]:
-                self.say("timeout", f"ran for {self.limits['wall_s']:g} s")
-            cpu, memory, count = used_by_program(self.walls)
-            if cpu > self.limits["cpu_s"]:
+            used, now = used_by_program(self.walls), time.monotonic()
+            idle += 0.0 if used.running else min(now - last, 5 * TICK_S)  # a late tick means that we waited ourselves
+            last = now
+            if idle > self.limits["wall_s"] or now - self.started > BUSY_FACTOR * self.limits["wall_s"]:
+                self.say("timeout", f"waited for {self.limits['wall_s']:g} s")
+            if used.cpu_s > self.limits["cpu_s"]:
                 self.say("timeout", f"used {self.limits['cpu_s']:g} s of processor time")
-            if memory > self.limits["memory_mb"] * 2**20 + SLACK_BYTES:
+            if used.memory > self.limits["memory_mb"] * 2**20 + SLACK_BYTES:
                 self.say("memory", f"used more than {self.limits['memory_mb']} MB")
-            if count > self.limits["processes"]:
+            if used.processes > self.limits["processes"]:
                 self.say("processes", f"started more than {self.limits['processes']} processes")
 
 
-def used_by_program(walls: bool) -> tuple[float, int, int]:
-    """Return (processor seconds, resident bytes, number) of the program and all it started; ended children count
-    for their time."""
+class Used:
+    """Processor seconds (ended children included), resident bytes, number of processes, and whether one can run."""
+
+    def __init__(self) -> None:
+        self.cpu_s, self.memory, self.processes, self.running = 0.0, 0, 0, False
+
+
+def used_by_program(walls: bool) -> Used:
+    """Return what the program and all it started use now."""
     ticks, pages = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
     mine = os.getpid()
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu, memory, count = children.ru_utime + children.ru_stime, 0, 0
+    used = Used()
+    used.cpu_s = children.ru_utime + children.ru_stime
     for pid in _all_pids() if walls else descendants(mine):
         if pid == mine:
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
             with open(f"/proc/{pid}/stat", "rb") as file:
                 fields = file.read().rsplit(b")", 1)[1].split()
-            cpu += sum(int(value) for value in fields[11:15]) / ticks
-            memory += int(fields[21]) * pages
-            count += 1
-    return cpu, memory, count
+            used.cpu_s += sum(int(value) for value in fields[11:15]) / ticks
+            used.memory += int(fields[21]) * pages
+            used.processes += 1
+            used.running = used.running or fields[0] == b"R"
+    return used
 
 
 def _all_pids() -> list[int]:

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from reasonrl.errors import VerifierError
 
-WALL_FACTOR = 5.0  # wall-clock limit as a multiple of the processor limit
-START_S = 120.0  # for a process to import what it needs, on a busy machine
+WALL_FACTOR = 20.0  # wall-clock limit as a multiple of the processor limit
+START_S = 300.0  # for a process to import what it needs, on a busy machine
 ROWS_PER_WORKER = 8  # fewer open comparisons than this do not deserve another process
 CACHE_SIZE = 100_000
 
