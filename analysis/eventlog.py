@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,14 +113,15 @@ def _see_time(header: dict[str, Any], times: Iterable[Any]) -> None:
         values = values[np.isfinite(values)]
         times = (float(values.min()), float(values.max())) if len(values) else ()
     for time in times:
-        if isinstance(time, int | float):
+        if isinstance(time, int | float) and not isinstance(time, bool) and 0 <= time < 1e12:
             first, last = header["first_time"], header["last_time"]
             header["first_time"] = float(time) if first is None else min(first, float(time))
             header["last_time"] = float(time) if last is None else max(last, float(time))
 
 
 def _whole(value: Any) -> int | None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    """A count: a whole number from 0 on that a table can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
         return None
     return int(value) if value == int(value) else None
 
@@ -143,8 +143,8 @@ def _numbers(metrics: Any, header: dict[str, Any]) -> dict[str, float]:
 
 def _problems(event: dict[str, Any]) -> dict[str, Any]:
     right, samples = event.get("problems"), event.get("samples")
-    sound = isinstance(right, list) and all(isinstance(n, int | float) for n in right)
-    return {"problems": [int(n) for n in right] if sound and right else None, "samples": _whole(samples)}
+    counts = [_whole(count) for count in right] if isinstance(right, list) else []
+    return {"problems": counts if counts and None not in counts else None, "samples": _whole(samples)}
 
 
 def _eval_table(evals: list[dict[str, Any]]) -> pa.Table:

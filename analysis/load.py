@@ -241,9 +241,11 @@ def _alerts(records: list[Record]) -> pd.DataFrame:
     out = []
     for record in records:
         for alert in record.alerts:
-            row = {name: alert.get(name, "") for name in ALERT_COLUMNS[3:]}
-            row["evidence"] = alert.get("evidence") or {}
-            row["intervention"] = list(alert.get("intervention") or [])
+            row = {name: str(alert.get(name, "")) for name in ("code", "title", "severity", "message")}
+            evidence, advice, step = alert.get("evidence"), alert.get("intervention"), alert.get("step")
+            row["evidence"] = evidence if isinstance(evidence, dict) else {}
+            row["intervention"] = [str(text) for text in advice] if isinstance(advice, list) else []
+            row["step"] = step if isinstance(step, int) and 0 <= step < 2**53 else -1
             out.append({"key": record.key, "arm": record.row["arm"], "seed": record.row["seed"], **row})
     return pd.DataFrame(out, columns=list(ALERT_COLUMNS))
 
@@ -267,6 +269,7 @@ def _sample_rows(path: Path) -> list[dict[str, Any]]:
                 event = json.loads(line)
             except ValueError:
                 continue
-            step, rows = event.get("step"), event.get("rows") or []
-            by_step[step] = [{"step": step, **row} for row in rows if isinstance(row, dict)]
+            step, rows = event.get("step"), event.get("rows")
+            if isinstance(step, int) and isinstance(rows, list):
+                by_step[step] = [{"step": step, **row} for row in rows if isinstance(row, dict)]
     return [row for rows in by_step.values() for row in rows]

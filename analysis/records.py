@@ -143,7 +143,7 @@ def _own_spec(folder: Path | None) -> dict[str, Any]:
 
 def _first_int(*values: Any, default: int) -> int:
     for value in values:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        if isinstance(value, int | float) and not isinstance(value, bool) and -(2**53) < value < 2**53:
             return int(value)
     return default
 
@@ -240,7 +240,8 @@ def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[
     for record in records:
         stale = bool(planned) and not is_searched(plan) and not {record.key, record.row["parent"]} & planned
         (left_out if stale else kept).append(record)
-    arms = {str(arm): index for index, arm in enumerate(plan.get("arms") or [])}
+    named = plan.get("arms")
+    arms = {str(arm): index for index, arm in enumerate(named if isinstance(named, list | dict) else [])}
 
     def place_of(record: Record) -> tuple[Any, ...]:
         row, started = record.row, record.row["started"]

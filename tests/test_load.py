@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -13,10 +14,12 @@ import pytest
 from make_results import FAULTS, events, make_results
 
 from analysis import load
-from analysis.compare import arm_runs
+from analysis.compare import arm_runs, compare, compare_problems
 from analysis.eventlog import parse_log, read_log
 from analysis.load import find
 from analysis.records import RUN_COLUMNS
+from analysis.tables import make_tables
+from analysis.verdict import verdict
 from reasonrl.errors import AnalysisError
 from reasonrl.events import encode_line
 from sweeps.types import Plan
@@ -367,3 +370,45 @@ def test_loading_needs_no_torch_and_no_matplotlib():
     code = "import sys, analysis, analysis.stats; print(sorted({'torch', 'matplotlib', 'wandb'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+JUNK = (None, True, "x", "", -1, 1e308, float("nan"), [], [1], {}, {"a": 1}, "nan", 10**30)
+
+
+def mutilate(value, draw, depth=0):
+    """Take one thing out of a JSON value, or put junk in its place."""
+    if isinstance(value, dict) and value:
+        key = draw.choice(list(value))
+        if draw.random() < 0.3:
+            del value[key]
+        else:
+            value[key] = (
+                draw.choice(JUNK) if draw.random() < 0.5 or depth > 3 else mutilate(value[key], draw, depth + 1)
+            )
+        return value
+    if isinstance(value, list) and value:
+        place = draw.randrange(len(value))
+        value[place] = mutilate(value[place], draw, depth + 1)
+        return value
+    return draw.choice(JUNK)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_mutilated_logs_and_plans_never_raise(tmp_path, seed):
+    draw, faults = random.Random(seed), {("symmetric", 0): "stopped"}
+    folder = make_results(tmp_path / "demo", steps=6, eval_every=2, problems=5, seeds=[0, 1], faults=faults)
+    for log in folder.glob("runs/*/events.jsonl"):
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        for _ in range(4):
+            mutilate(lines[draw.randrange(len(lines))], draw)
+        log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan = json.loads((folder / "plan.json").read_text())
+    for _ in range(3):
+        mutilate(plan, draw)
+    (folder / "plan.json").write_text(json.dumps(plan))
+    results = load(folder)
+    comparisons = compare(results, np.random.default_rng(0))
+    assert verdict(results, comparisons)
+    for table in make_tables(results, comparisons, compare_problems(results, np.random.default_rng(0))):
+        assert table.to_markdown() and table.to_latex() and table.to_csv()
+    assert list(results.samples().columns[:4]) == ["key", "arm", "seed", "step"]
