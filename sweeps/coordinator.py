@@ -44,6 +44,7 @@ class Coordinator:
         self.leaving: str | None = None
         self.barred: str | None = None
         self.paused, self.exit_code = False, 0
+        self._told_offline = False
         self.ledger = Ledger(plan.directory)
         self.book = Book(plan)
         self._start_workers()
@@ -235,11 +236,22 @@ class Coordinator:
         if tracking is not None:
             tracking["group"] = tracking.get("group") or self.plan.name
             tracking["job_type"] = tracking.get("job_type") or run.spec.arm
+            tracking["mode"] = self._tracking_mode(tracking)
         if "alerts" in config:
             config["alerts"]["on_stop"] = "continue" if self.on_alert == "continue" else "stop"
         if self.on_alert == "intervene" and "checkpoint" in config:
             config["checkpoint"]["keep"] = ALL_CHECKPOINTS
         return config
+
+    def _tracking_mode(self, tracking: Mapping[str, Any]) -> str:
+        """The W&B mode a run really gets; why it differs from the configured one is said once per sweep."""
+        from reasonrl.tracking import TrackingConfig, resolve_mode
+
+        mode, note = resolve_mode(TrackingConfig(**tracking))
+        if note and not self._told_offline:
+            self._told_offline = True
+            self.progress.line(note)
+        return mode
 
     # -- listening --------------------------------------------------------------------------------------------
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
 
+from reasonrl import tracking
 from reasonrl.events import read_events
 from sweeps import summary
+from sweeps.coordinator import Coordinator
 from sweeps.ledger import read_ledger
 from sweeps.runner import run
 from sweeps.state import RunState
@@ -309,3 +312,21 @@ def test_plan_is_stored_and_can_be_read_back(tmp_path: Path) -> None:
     body = json.loads((plan.directory / "plan.json").read_text())
     assert [entry["key"] for entry in body["runs"]] == [plan.runs[0].key]
     assert os.listdir(plan.directory / "runs") == [plan.runs[0].key]
+
+
+def test_missing_wandb_login_is_said_once_in_a_sweep_and_every_run_is_told_offline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracking, "logged_in", lambda: False)
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.setattr(summary, "_track", lambda sweep, runs: None)
+    plan = make_plan(tmp_path / "s", {"a": {}, "b": {}}, seeds=(0, 1))
+    for spec in plan.runs:
+        spec.config["tracking"] = asdict(tracking.TrackingConfig(kind="wandb"))
+    told = []
+    job_config = Coordinator.job_config
+    monkeypatch.setattr(Coordinator, "job_config", lambda self, run: told.append(job_config(self, run)) or told[-1])
+    assert run(plan) == 0
+    assert capsys.readouterr().out.count("not logged in") == 1
+    assert [config["tracking"]["mode"] for config in told] == ["offline"] * 4
+    assert plan.runs[0].config["tracking"]["mode"] == "online"
