@@ -82,6 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # piped into `head`: what it wanted it has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a full disk, a folder that cannot be written to
+        print(f"{error.filename or name}: {error.strerror or error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         return 130
 

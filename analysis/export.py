@@ -61,6 +61,7 @@ def export(
         because = " ".join(results.notes) or "There are no runs."
         raise AnalysisError(f"{folder}: nothing to export, no run has recorded a step or an evaluation. {because}")
     out = folder if out is None else out
+    out.mkdir(parents=True, exist_ok=True)
     chosen = [n for n in FIGURES if names == ["all"] or n in names or _by_default(names, FIGURES[n], results)]
     rng = np.random.default_rng(SEED)
     comparisons, problems = compare(results, rng), compare_problems(results, rng)

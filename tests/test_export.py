@@ -148,6 +148,12 @@ def test_a_figure_that_breaks_does_not_cost_the_others(sweep, tmp_path, monkeypa
     assert json.loads((out / "manifest.json").read_text())["figures_not_drawn"] == ["broken: KeyError: 'a bug'"]
 
 
+def test_a_place_that_cannot_be_written_to_is_named_without_a_traceback(sweep, tmp_path, capsys):
+    (tmp_path / "taken").write_text("a file")
+    assert main(["export", str(sweep), *ONE, "--out", str(tmp_path / "taken")]) == 2
+    assert "taken: File exists" in capsys.readouterr().err
+
+
 def test_help_and_unknown_commands(capsys):
     assert main([]) == 2 and main(["--help"]) == 0
     assert main(["exprot"]) == 2
