@@ -241,7 +241,7 @@ def _alerts(records: list[Record]) -> pd.DataFrame:
     out = []
     for record in records:
         for alert in record.alerts:
-            row = {name: str(alert.get(name, "")) for name in ("code", "title", "severity", "message")}
+            row: dict[str, Any] = {name: str(alert.get(name, "")) for name in ("code", "title", "severity", "message")}
             evidence, advice, step = alert.get("evidence"), alert.get("intervention"), alert.get("step")
             row["evidence"] = evidence if isinstance(evidence, dict) else {}
             row["intervention"] = [str(text) for text in advice] if isinstance(advice, list) else []
