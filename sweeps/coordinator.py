@@ -36,7 +36,7 @@ ALL_CHECKPOINTS = 10_000  # an intervention goes back to the last healthy one, s
 class Coordinator:
     """Everything the coordinator knows and does; see `sweeps.runner` for the loop that drives it."""
 
-    def __init__(self, plan: Plan, engine: Engine, seats: Sequence[Seat], progress: Progress) -> None:
+    def __init__(self, plan: Plan, engine: Engine, seats: Sequence[Seat], progress: Progress, ledger: Ledger) -> None:
         self.plan, self.engine, self.seats, self.progress = plan, engine, seats, progress
         self._seat = {seat.slot.index: seat for seat in seats}
         self._began, self._tended = time.monotonic(), 0.0
@@ -45,7 +45,7 @@ class Coordinator:
         self.barred: str | None = None
         self.paused, self.exit_code = False, 0
         self._told_offline = False
-        self.ledger = Ledger(plan.directory)
+        self.ledger = ledger
         self.book = Book(plan)
         self._start_workers()
         from sweeps.study import Study  # Optuna and SQLAlchemy load while the workers load torch

@@ -22,7 +22,7 @@ from reasonrl.errors import EngineError, ReasonRLError
 from sweeps.coordinator import Coordinator
 from sweeps.engines import Engine, make_engine
 from sweeps.failures import is_disk_full
-from sweeps.ledger import write_atomic
+from sweeps.ledger import Ledger, write_atomic
 from sweeps.lock import FolderLock
 from sweeps.progress import Progress
 from sweeps.search import check_sampler
@@ -42,8 +42,8 @@ def run(plan: Plan) -> int:
     """
     try:
         check_sampler(plan)
-        with FolderLock(plan.directory) as lock:
-            sweep = _carry_out(plan, lock)
+        with FolderLock(plan.directory) as lock, contextlib.closing(Ledger(plan.directory)) as ledger:
+            sweep = _carry_out(plan, lock, ledger)
             return sweep.conclude()
     except ReasonRLError as error:
         print(error, file=sys.stderr)
@@ -56,7 +56,7 @@ def run(plan: Plan) -> int:
         return FAILED
 
 
-def _carry_out(plan: Plan, lock: FolderLock) -> Coordinator:
+def _carry_out(plan: Plan, lock: FolderLock, ledger: Ledger) -> Coordinator:
     """Set everything up, loop, and take everything down again."""
     with interrupts() as asked, contextlib.ExitStack() as open_things:
         write_atomic(plan.directory / "plan.json", plan.to_json())
@@ -65,7 +65,7 @@ def _carry_out(plan: Plan, lock: FolderLock) -> Coordinator:
         progress = Progress(plan)
         open_things.callback(progress.close)
         seats = [Seat(slot) for slot in engine.slots()]
-        sweep = Coordinator(plan, engine, seats, progress)
+        sweep = Coordinator(plan, engine, seats, progress, ledger)
         open_things.callback(sweep.close)
         loop(sweep, engine, lock, asked)
     return sweep

@@ -25,7 +25,6 @@ def conclude(sweep: Coordinator, seconds: float) -> int:
         make_report(sweep)
     _track(sweep, runs)
     sweep.ledger.note("concluded", seconds=round(seconds, 3), exit_code=code, counts=counts_of(runs))
-    sweep.ledger.close()
     return code
 
 
