@@ -250,22 +250,12 @@ def say_missing(ax: Axes, text: str) -> None:
 
 
 def add_note(ax: Axes, text: str) -> None:
-    """A small remark in the corner of a panel that holds the fewest points of its lines."""
+    """A small remark above a panel, where it covers nothing; its lines are wrapped to the panel's width."""
     figure = ax.figure.get_figure(root=True)
     across = ax.get_position().width * figure.get_figwidth() * 72 if isinstance(figure, Figure) else 150.0
-    longest = max(map(len, text.split("\n")))
-    x, y, right, top = free_corner(ax, min(0.9, longest * 3.4 / across), 0.08 + 0.07 * text.count("\n"))
-    ax.text(
-        x,
-        y,
-        text,
-        transform=ax.transAxes,
-        ha="right" if right else "left",
-        va="top" if top else "bottom",
-        fontsize=6.2,
-        color=MUTED,
-        zorder=7,
-    ).set_bbox({"facecolor": PAPER, "edgecolor": "none", "alpha": 0.85, "pad": 0.8})
+    letters = max(20, int(across / 3.3))
+    lines = [part for line in text.split("\n") for part in textwrap.wrap(line, letters)]
+    ax.set_title("\n".join(lines), loc="left", fontsize=6.2, fontweight="normal", color=MUTED, pad=3)
 
 
 def free_corner(ax: Axes, wide: float = 0.5, tall: float = 0.25) -> tuple[float, float, bool, bool]:

@@ -134,7 +134,7 @@ def _way(ax: Axes, results: Results, points: pd.DataFrame, unit: str, goal: floa
         reached.setdefault(str(arm), {})[int(seed)] = way
         rows.append({"kind": "target", "arm": arm, "seed": seed, unit: way.at, "value": goal, "code": _word(way)})
     ax.axhline(goal, color=INK, linewidth=0.6, linestyle=(0, (1, 2)), zorder=1.8)
-    lines = [f"{'Steps' if unit == 'step' else 'Tokens'} to {goal:.3f}, over {label(results.baseline)}"]
+    lines = [f"{'Steps' if unit == 'step' else 'Tokens'} to {goal:.3f}, relative to {label(results.baseline)}"]
     for arm in shown_arms(results):
         seeds = sorted(set(reached.get(arm, {})) & set(reached.get(results.baseline, {})))
         if arm == results.baseline or not seeds:
@@ -145,7 +145,8 @@ def _way(ax: Axes, results: Results, points: pd.DataFrame, unit: str, goal: floa
         rows.append({"kind": "ratio", "arm": arm, "value": ratio.ratio, "low": low, "high": high, "n": ratio.n})
         rows[-1]["code"] = f"{'steps' if unit == 'step' else unit} to target {ratio.bound}".rstrip()
         lines.append(_ratio_text(arm, ratio))
-    add_note(ax, "\n".join(lines))
+    before = ax.get_title(loc="left")
+    add_note(ax, "\n".join([*([before] if before else []), *lines]))
     return pd.DataFrame(rows).assign(metric=ACCURACY)
 
 
@@ -159,6 +160,6 @@ def _ratio_text(arm: str, ratio: StepsRatio) -> str:
     bound = {"at most": "≤ ", "at least": "≥ "}.get(ratio.bound, "")
     text = f"{label(arm)}: {bound}{ratio.ratio:.2f}×"
     if ratio.interval:
-        return f"{text}\n({ratio.interval.low:.2f} to {ratio.interval.high:.2f})"
+        return f"{text} ({ratio.interval.low:.2f} to {ratio.interval.high:.2f})"
     missing = ratio.censored_a + ratio.censored_b
-    return f"{text}\n({missing} of {2 * ratio.n} runs not there)" if missing else text
+    return f"{text} ({missing} of {2 * ratio.n} runs not there)" if missing else text

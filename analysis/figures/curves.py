@@ -146,7 +146,7 @@ def metric_panel(
     if hidden:
         remarks.append(f"{hidden} values of 0 not shown")
     if remarks:
-        add_note(ax, "\n".join(remarks))
+        add_note(ax, "; ".join(remarks))
     ax.set_gid(f"panel:{metric}")
     return _numbers(metric, finite, summary, stops, ratio)
 

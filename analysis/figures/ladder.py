@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 
 from analysis.compare import LAST_SCORE, arm_runs, by_seed
-from analysis.figures.common import add_note, say_missing
+from analysis.figures.common import say_missing
 from analysis.figures.curves import is_narrow
 from analysis.load import Results
 from analysis.stats import mean_interval, paired_difference
@@ -118,7 +118,7 @@ def _cumulative(ax: Axes, results: Results, up: Sequence[tuple[str, str]]) -> pd
     _rows(ax, [word for _, word in up], "Built up, here", "Held-out accuracy")
     table = pd.DataFrame(rows).assign(kind="cumulative")
     if table["n"].min() < 2:
-        add_note(ax, "one seed: no interval")
+        ax.set_xlabel("Held-out accuracy (one seed: no interval)")
     return table
 
 

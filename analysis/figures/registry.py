@@ -108,6 +108,7 @@ FIGURES: dict[str, FigureSpec] = {
             "interval; none when a run never got there). " + _CURVES,
             ("eval/accuracy", "data/generated_tokens"),
             _differs("data.kind"),
+            {"single": 4.5, "double": 2.8},
         ),
         FigureSpec(
             "clip_fraction",
