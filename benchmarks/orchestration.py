@@ -6,7 +6,8 @@
 
 overhead: trials that do nothing (one step, one evaluation). "per trial" is the time from the first start to the last
 end, times the slots, divided by the trials: what a slot spends on a trial that costs nothing. "first" and "last" are
-the same over the first and last tenth of the trials: growth would show there.
+the same over the first and last tenth of the trials: growth would show there. "CPU ms" is what the coordinator alone
+computes per trial, start-up included, which a busy machine changes little.
 idle: trials that sleep 0.1 to 2 s (the same lengths for everyone); the share of slot time that was not slept, from
 the first start to the moment the last trial starts (after that, slots run out of work under any scheduler), and to
 the end. "batches" is what a scheduler that waits for whole batches would leave idle, by arithmetic.
@@ -143,7 +144,7 @@ def draw_lengths(count: int, seed: int = 0) -> list[float]:
 
 def overhead(counts: Sequence[int], slots: int) -> None:
     """Print the cost of trials that do nothing; every count in a process of its own, so that memory is its own."""
-    print(f"{'trials':>8} {'ms/trial':>9} {'first':>7} {'last':>7} {'peak MB':>8} {'total s':>8}")
+    print(f"{'trials':>8} {'ms/trial':>9} {'first':>7} {'last':>7} {'CPU ms':>7} {'peak MB':>8} {'total s':>8}")
     for count in counts:
         command = [sys.executable, __file__, "one", "--trials", str(count), "--slots", str(slots)]
         print(subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip())
@@ -155,8 +156,10 @@ def one(count: int, slots: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         spans = ours([0.0] * count, slots, Path(folder))
     mean, first, last = (1000 * value for value in per_trial(spans, slots))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{count:>8} {mean:>9.1f} {first:>7.1f} {last:>7.1f} {peak:>8.0f} {time.monotonic() - began:>8.1f}")
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    cpu, peak = 1000 * (used.ru_utime + used.ru_stime) / count, used.ru_maxrss / 1024
+    seconds = time.monotonic() - began
+    print(f"{count:>8} {mean:>9.1f} {first:>7.1f} {last:>7.1f} {cpu:>7.1f} {peak:>8.0f} {seconds:>8.1f}")
 
 
 def idle(count: int, slots: int) -> None:
