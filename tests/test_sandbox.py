@@ -135,12 +135,12 @@ def test_program_never_sees_what_is_expected_of_it() -> None:
     hunt = (
         "import gc, os\n"
         "def f():\n"
-        "    needle = ''.join(reversed('1937'))\n"
+        "    needle = ''.join(reversed('4102856397731946'))\n"
         "    found = [type(o).__name__ for o in gc.get_objects() if isinstance(o, (dict, list, tuple)) and needle in str(o)]\n"
         "    files = ['/proc/self/cmdline', '/proc/self/environ'] + ['/box/' + n for n in os.listdir('/box')]\n"
         "    return found + [name for name in files if needle.encode() in open(name, 'rb').read()]\n"
     )
-    assert run_tests(hunt, "asserts", ["assert f() == [], 7391", "assert f() != 7391"]) == Outcome("passed")
+    assert run_tests(hunt, "asserts", ["assert f() == [], 6491377936582014", "assert f() != 6491377936582014"]) == Outcome("passed")
 
 
 @walled

@@ -79,22 +79,15 @@ def stops_of(results: Results, points: pd.DataFrame, metric: str) -> pd.DataFram
     """Where runs ended before their plan: arm, seed, x (last step), y (last finite value), code."""
     early = arm_runs(results)
     early = early[early["outcome"].isin(("stopped", "failed", "ended", "lost"))]
+    last = points[np.isfinite(points[metric])].groupby("key")[["step", metric]].last()
     out = []
     for key, arm, seed, step, outcome, code, error in early[
         ["key", "arm", "seed", "steps_done", "outcome", "reason_code", "error_class"]
     ].itertuples(index=False):
-        mine = points[(points["key"] == key) & np.isfinite(points[metric].astype(float))]
-        if mine.empty:
-            continue
-        text = code or error or outcome
-        row = {
-            "key": key,
-            "arm": arm,
-            "seed": seed,
-            "x": max(step, mine["step"].max()),
-            "y": mine[metric].iloc[-1],
-        }
-        out.append(row | {"code": str(text)})
+        if key in last.index:
+            at, value = last.loc[key]
+            row = {"key": key, "arm": arm, "seed": seed, "x": max(step, int(at)), "y": value}
+            out.append(row | {"code": str(code or error or outcome)})
     return pd.DataFrame(out, columns=["key", "arm", "seed", "x", "y", "code"])
 
 
@@ -118,10 +111,11 @@ def metric_panel(
         say_missing(ax, _why_empty(results, points, metric))
         return pd.DataFrame(columns=list(NUMBERS))
     faint = 0.38 if finite["step"].nunique() <= 60 else 0.2
-    for (arm, _), run in finite.groupby(["arm", "key"], sort=False, observed=True):
-        ax.plot(run["step"], run[metric], color=styles[arm].colour, linewidth=0.6, alpha=faint, zorder=2)
-    for _, run in others.groupby("key", sort=False):
-        ax.plot(run["step"], run[metric], color=MUTED, linewidth=0.4, alpha=0.35, zorder=1)
+    thin, every = thinned(pd.concat([finite, others]) if len(others) else finite)
+    named = set(arms)
+    for (arm, _), run in thin.groupby(["arm", "key"], sort=False, observed=True):
+        colour, width, alpha, order = (styles[arm].colour, 0.6, faint, 2) if arm in named else (MUTED, 0.4, 0.35, 1)
+        ax.plot(run["step"], run[metric], color=colour, linewidth=width, alpha=alpha, zorder=order)
     summary = mean_over_seeds(finite, "step", metric)
     seeds = finite.groupby("arm", observed=True)["key"].nunique()
     marked = metric.startswith("eval/") and finite["step"].nunique() <= 12
@@ -143,12 +137,24 @@ def metric_panel(
         remarks.append("gradient steps per rollout step differ")
     if others["arm"].nunique():
         remarks.append(f"grey: {others['arm'].nunique()} further arms")
+    if every > 1:
+        remarks.append(f"thin lines: every {every}th recorded step")
     if hidden:
         remarks.append(f"{hidden} values of 0 not shown")
     if remarks:
         add_note(ax, "; ".join(remarks))
     ax.set_gid(f"panel:{metric}")
-    return _numbers(metric, finite, summary, stops, ratio)
+    return _numbers(metric, thin[thin["arm"].isin(named)], summary, stops, ratio)
+
+
+def thinned(points: pd.DataFrame, most: int = 20_000) -> tuple[pd.DataFrame, int]:
+    """At most about `most` points for the thin lines: every n-th of each run, its last one kept; and that n."""
+    every = -(-len(points) // most)
+    if every <= 1:
+        return points, 1
+    order = points.groupby("key", sort=False).cumcount()
+    left = points.groupby("key", sort=False).cumcount(ascending=False)
+    return points[(order % every == 0) | (left == 0)], every
 
 
 def _is_share(metric: str) -> bool:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure, SubFigure
 from scipy.stats import rankdata
 
 from analysis.figures.common import add_note, say_missing, step_axes
-from analysis.figures.curves import metric_panel, name_arms, panels, points_of, shown_arms, updates_per_step
+from analysis.figures.curves import metric_panel, name_arms, panels, points_of, shown_arms, thinned, updates_per_step
 from analysis.load import Results
 from analysis.style import INK, PAPER, arm_styles
 from analysis.verdict import label
@@ -51,13 +51,15 @@ def _scatter(ax: Axes, results: Results, pairs: pd.DataFrame) -> pd.DataFrame:
     if pairs.empty:
         say_missing(ax, f"{PREDICTED} or {MEASURED} was not recorded.")
         return pd.DataFrame()
+    drawn, every = thinned(pairs, most=3000)
     styles, lines, rows = arm_styles(shown_arms(results)), [], []
     for arm in shown_arms(results):
         mine = pairs[pairs["arm"] == arm]
         if mine.empty:
             continue
         style = styles[arm]
-        ax.plot(mine["predicted"], mine["measured"], linestyle="none", marker=style.marker, color=style.colour)
+        dots = drawn[drawn["arm"] == arm]
+        ax.plot(dots["predicted"], dots["measured"], linestyle="none", marker=style.marker, color=style.colour)
         ax.lines[-1].set(alpha=0.55, markersize=2.6, markeredgecolor=PAPER, markeredgewidth=0.2)
         rho = spearman(mine["predicted"], mine["measured"])
         lines.append(
@@ -76,8 +78,10 @@ def _scatter(ax: Axes, results: Results, pairs: pd.DataFrame) -> pd.DataFrame:
     if not inside.all():
         lines.append(f"{int((~inside).sum())} steps outside")
     ax.locator_params(nbins=5)
+    if every > 1:
+        lines.append(f"every {every}th step drawn")
     add_note(ax, "\n".join(lines))
-    points = pairs[["arm", "seed", "step", "predicted", "measured"]].assign(kind="step")
+    points = drawn[["arm", "seed", "step", "predicted", "measured"]].assign(kind="step")
     return pd.concat([pd.DataFrame(rows), points], ignore_index=True).assign(metric="entropy change")
 
 
