@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -26,8 +27,10 @@ from analysis.logs import find_logs, read_log  # noqa: E402
 from reasonrl.alerts import AlertMonitor, AlertsConfig  # noqa: E402
 from reasonrl.alerts.names import translate_row  # noqa: E402
 from reasonrl.alerts.vocabulary import is_score, part_kind  # noqa: E402
+from reasonrl.errors import AnalysisError  # noqa: E402
 
 LEAST_POINTS = 20
+COLUMNS = ("name", "source", "label", "evid")
 GOOD = ("healthy",)
 UNSCORED = ("unlabelled", "")
 # What counts as the right diagnosis of a label.
@@ -36,7 +39,8 @@ RIGHT_CODES = {
     "kl_drift": ("A09", "A15"), "length_explosion": ("A06", "A13"), "length_collapse": ("A07",), "nan": ("A01",),
     "no_learning": ("A19",), "no_update": ("A02",), "reward_collapse": ("A11",), "reward_hacking": ("A10", "A12"),
     "truncated": ("A08", "A06"), "zero_advantage": ("A05",), "off_policy": ("A15", "A14", "A17"),
-    "overfitting": ("A10",), "repetition": ("A13",),
+    "overfitting": ("A10",), "repetition": ("A13",), "kl_explosion": ("A09", "A15"), "low_entropy": ("A03", "A16"),
+    "grad_explosion": ("A01", "A11", "A14"), "flat_groups": ("A05",), "length_growth": ("A06", "A13"),
 }  # fmt: skip
 TRL_NAMES = {
     "reward/total": "reward", "reward/std": "reward_std", "groups/flat": "frac_reward_zero_std",
@@ -120,7 +124,10 @@ def read_index(folder: Path) -> list[Case]:
     rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in index.read_text().splitlines()
             if line.lstrip().startswith("|")]  # fmt: skip
     head = [name.lower().rstrip(".") for name in rows[0]]
-    columns = {name: head.index(name) for name in ("name", "source", "label", "evid")}
+    missing = [name for name in COLUMNS if name not in head]
+    if missing:
+        sys.exit(f"{index}: the table has no column {', '.join(missing)}; it needs {', '.join(COLUMNS)}.")
+    columns = {name: head.index(name) for name in COLUMNS}
     cases, source = [], ""
     for row in rows[1:]:
         if len(row) < len(head) or set(row[0]) <= set("-: "):
@@ -128,13 +135,21 @@ def read_index(folder: Path) -> list[Case]:
         name = row[columns["name"]]
         if not row[columns["source"]].startswith("same file"):
             source = row[columns["source"]].split(":")[0].split(" ")[0]
-        path = next((file for file in sorted(folder.iterdir()) if file.stem == name and file.suffix != ".md"), None)
+        files = (file for file in sorted(folder.iterdir()) if name in (file.stem, file.name) and file.suffix != ".md")
+        path = next(files, None)
         if path is None:
             print(f"{name}: no such log, left out")
             continue
-        log = read_log(find_logs(path)[0])
+        try:
+            log = read_log(find_logs(path)[0])
+        except AnalysisError as error:
+            print(f"{name}: left out: {error}")
+            continue
+        label = re.sub(r"[\s-]+", "_", row[columns["label"]].lower())
+        if label not in (*RIGHT_CODES, *GOOD, *UNSCORED):
+            print(f"{name}: label {label} has no code of its own; only a stop counts as caught")
         translated = [(step, translate_row(values)) for step, values in log.rows]
-        cases.append(Case(name, source, row[columns["label"]], row[columns["evid"]], translated))
+        cases.append(Case(name, source, label, row[columns["evid"]].upper(), translated))
     return cases
 
 

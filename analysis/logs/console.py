@@ -6,19 +6,30 @@ import re
 from pathlib import Path
 
 from analysis.logs.table import Log, Table, step_name, to_number
+from reasonrl.alerts.names import translate
 
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 VERL = re.compile(r"\bstep:\s*(\d+)\s+- (?=\S+:)")
 PAIR = re.compile(r"""['"]([^'"]+)['"]\s*:\s*(?:'([^']*)'|"([^"]*)"|([^,{}\[\]]+))""")
 BAR = re.compile(r"(\d+)/(\d+)\s*\[\d+:\d+")
+COUNTED = "no step numbers in this console output: log lines are counted, the unit is the logging interval"
+NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?%?|[-+]?nan|[-+]?inf(?:inity)?"
+STEP_WORD = re.compile(
+    r"(?<![\w/])(?:global|train(?:ing)?|rollout|optimizer)?[ _]?(?:step|iter(?:ation)?|update)[ :=#\[]*(\d+)",
+    re.IGNORECASE,
+)
+PLAIN = re.compile(rf"(?<![\w/.])([A-Za-z][\w/@.\-]*)(?:\s*[:=]\s*|\s+)({NUMBER})(?![\w.:])", re.IGNORECASE)
 GLOBAL_STEP = re.compile(r"global[ _]?step(?:/max_steps)?['\"]?[ :=]+['\"]?(\d+)", re.IGNORECASE)
 
 
 def read_console(path: Path, text: str) -> Log | None:
     """Parse console output; None when no line holds metrics."""
     lines = COLOURS.sub("", text.replace("\r", "\n")).split("\n")
-    verl = _read_verl(path, lines)
-    return verl if verl is not None else _read_dicts(path, lines)
+    for reader in (_read_verl, _read_dicts, _read_pairs):
+        log = reader(path, lines)
+        if log is not None:
+            return log
+    return None
 
 
 def _read_verl(path: Path, lines: list[str]) -> Log | None:
@@ -72,11 +83,35 @@ def _read_dicts(path: Path, lines: list[str]) -> Log | None:
         number += not _only_eval(record)
         table.add(float(number) if counted or step is None else step, record)
     if counted:
-        notes.append("no step numbers in this console output: log lines are counted, the unit is the logging interval")
+        notes.append(COUNTED)
     if torn:
         notes.append(f"{torn} torn line{'s' if torn > 1 else ''} left out")
     rows, more = table.finish()
     return Log(path, "console", rows, notes + more)
+
+
+def _read_pairs(path: Path, lines: list[str]) -> Log | None:
+    """Lines such as `step 12 | reward 0.31 | kl 0.002`, or a progress bar that carries `reward=0.31, kl=0.002`."""
+    found: list[tuple[float, dict[str, str]]] = []
+    by_bar = False
+    for line in lines:
+        step = STEP_WORD.search(line) or BAR.search(line)
+        if step is None:
+            continue
+        record = dict(PLAIN.findall(line[: step.start()] + " " + line[step.end() :]))
+        useful = [name for name in record if (known := translate(name)) is not None and known[0]]
+        if len(useful) > 1:
+            found.append((float(step[1]), record))
+            by_bar |= step.re is BAR
+    if len(found) < 2:
+        return None
+    steps = [step for step, _ in found]
+    counted = by_bar and any(b <= a for a, b in zip(steps, steps[1:], strict=False))
+    table = Table()
+    for number, (own, record) in enumerate(found, 1):
+        table.add(float(number) if counted else own, record)
+    rows, notes = table.finish()
+    return Log(path, "console", rows, ([COUNTED] if counted else []) + notes)
 
 
 def _only_eval(record: dict[str, str]) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import re
+import tempfile
+import zlib
 from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 
 from analysis.logs.binary import read_tensorboard, read_wandb
 from analysis.logs.console import read_console
+from analysis.logs.separated import read_separated
 from analysis.logs.table import Log, Table, build
+from analysis.logs.units import settle
 from reasonrl.errors import AnalysisError
 from reasonrl.events import count_damaged, read_events
 
@@ -37,12 +40,16 @@ def find_logs(path: Path) -> list[Path]:
     runs = {file.parent for file in found if file.name == "events.jsonl"}
     found = [file for file in found if file.name == "events.jsonl" or not runs & set(file.parents)]
     if not found:
-        found = [file for file in path.iterdir() if file.suffix in SUFFIXES and file.name != "INDEX.md"]
+        found = [file for file in path.iterdir() if file.is_file() and _has_suffix(file)]
     if not found:
         raise AnalysisError(
             f"{path} holds no log I can read ({', '.join(SUFFIXES)}, trainer_state.json, *.wandb, tfevents)."
         )
     return sorted(found)
+
+
+def _has_suffix(file: Path) -> bool:
+    return Path(file.name.removesuffix(".gz")).suffix in SUFFIXES
 
 
 def _newest_states(path: Path) -> list[Path]:
@@ -58,11 +65,40 @@ def _newest_states(path: Path) -> list[Path]:
 def read_log(path: Path) -> Log:
     """Read one log; raises AnalysisError when it holds no rows of numbers."""
     try:
-        log = _read(path)
+        log = _read_gzip(path) if _is_gzip(path) else _read(path)
     except (OSError, csv.Error) as error:
         raise AnalysisError(f"{path} cannot be read: {error}") from error
     if log is None or not log.rows:
         raise AnalysisError(f"{path} holds no rows of numbers.")
+    settle(log)
+    return log
+
+
+def _is_gzip(path: Path) -> bool:
+    if path.is_dir():
+        return False
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def _read_gzip(path: Path) -> Log | None:
+    """Read what can be unpacked of a compressed log, as the file it was."""
+    unpack = zlib.decompressobj(wbits=31)
+    try:
+        data = unpack.decompress(path.read_bytes())
+    except zlib.error as error:
+        raise AnalysisError(f"{path} cannot be unpacked: {error}.") from error
+    with tempfile.TemporaryDirectory() as folder:
+        inner = Path(folder, path.name.removesuffix(".gz"))
+        inner.write_bytes(data)
+        try:
+            log = _read(inner)
+        except AnalysisError as error:
+            raise AnalysisError(str(error).replace(str(inner), str(path))) from error
+    if log is not None:
+        log.path = path
+        if not unpack.eof:
+            log.notes.append("the compressed file is cut off")
     return log
 
 
@@ -86,7 +122,7 @@ def _read(path: Path) -> Log | None:
             return log
     if start == "<":
         return _read_html(path, text)
-    return read_console(path, text) or _read_csv(path, text)
+    return read_console(path, text) or read_separated(path, text)
 
 
 # ---- JSON
@@ -163,24 +199,6 @@ def _dig(config: Any, key: str) -> Any:
 
 
 # ---- tables
-def _read_csv(path: Path, text: str) -> Log | None:
-    first = text.lstrip().split("\n", 1)[0]
-    separator = max((",", "\t", ";", "|"), key=first.count)
-    if first.count(separator) == 0:
-        return None
-    text = text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "")
-    rows = csv.reader(io.StringIO(text), delimiter=separator)
-    names = [name.strip() for name in next(rows)]
-    records, odd = [], 0
-    for row in rows:
-        if not any(cell.strip() for cell in row) or all(set(cell.strip()) <= set("-: ") for cell in row if cell):
-            continue
-        odd += len(row) != len(names)
-        records.append({name: cell for name, cell in zip(names, row, strict=False) if name})
-    notes = [f"{odd} rows have more or fewer cells than the header (a cut last line?)"] if odd else []
-    return build(path, "CSV", records, notes)
-
-
 class _Tables(HTMLParser):
     """Collects the rows of every HTML table that has a header."""
 

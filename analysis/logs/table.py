@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reasonrl.alerts.names import STEP_NAMES, normalise, translate
+from reasonrl.alerts.names import STEP_NAMES, counts_steps, normalise, translate
 
 MISSING = {"", "none", "null", "no log", "n/a", "na", "-", "--", "<na>", "missing"}
 NAN = {"nan", "-nan", "+nan", "nan(ind)", "-nan(ind)", "1.#qnan", "#num!"}
 INFINITE = {"inf": 1, "+inf": 1, "infinity": 1, "+infinity": 1, "-inf": -1, "-infinity": -1, "1.#inf": 1, "-1.#inf": -1}
 CONTAINERS = ("metrics", "data", "logs", "log", "stats", "scalars")
-THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?")
 # A diverged run never makes these NaN; where they are, a table of unequal rows was filled up with NaN.
 NEVER_NAN = re.compile(
     r"(?:.*/)?(?:epoch|lr|learning_rate|num_tokens|step_time|(?:response_|completion_)?length/mean|mean_length|"
@@ -86,8 +86,10 @@ def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def step_name(names: Iterable[str]) -> str | None:
     """The column that counts steps, in the spelling of the log; None without one."""
-    known = {normalise(name): name for name in reversed(list(names))}
-    return next((known[name] for name in STEP_NAMES if name in known), None)
+    given = list(names)
+    known = {normalise(name): name for name in reversed(given)}
+    first = next((known[name] for name in STEP_NAMES if name in known), None)
+    return first or next((name for name in given if counts_steps(name)), None)
 
 
 class Table:

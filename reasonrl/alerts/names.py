@@ -11,6 +11,9 @@ import functools
 import re
 from collections.abc import Iterable, Mapping
 
+from reasonrl.alerts.spellings import is_step, read_benchmark, read_words
+from reasonrl.metrics import METRICS
+
 # Within a line the first name wins when a log has several.
 TABLE: dict[str, str] = {
     "reward/total": "reward reward/total critic/score/mean env/all/reward/total reward/mean rollout/raw_reward "
@@ -62,6 +65,7 @@ STEP_NAMES = (
     "step", "global_step", "train/global_step", "training/global_step", "trainer/global_step", "rollout/step",
     "progress/batch", "_step", "iteration", "iter", "training_step", "train_step",
 )  # fmt: skip
+LAST = 1000  # rank of a spelling that no table lists
 OURS = re.compile(
     r"(reward|advantage|groups|entropy|shift|clip|kl|length|text|loss|optim|data|time|speed|eval)/[\w.@-]+(/[\w.@-]+)*"
 )
@@ -111,9 +115,17 @@ def translate(name: str) -> tuple[str, int] | None:
     held_out = HELD_OUT.fullmatch(plain)
     if held_out:
         return _held_out(held_out[1])
+    if plain in METRICS:
+        return plain, 0
+    by_words = read_words(plain)
+    if by_words:
+        return by_words, LAST
     part = _part(plain)
     if part:
         return part, 0
+    benchmark = read_benchmark(plain)
+    if benchmark:
+        return benchmark, 0
     if OURS.fullmatch(plain):
         return plain, 0
     return None
@@ -150,11 +162,17 @@ def translate_row(row: Mapping[str, float]) -> dict[str, float]:
         ours, rank = found if found and found[0] else (name, 0)
         if ours not in out or rank < ranks[ours]:
             out[ours], ranks[ours] = value, rank
-    if "clip/fraction" not in out and "clip/low" in out and "clip/high" in out:
-        out["clip/fraction"] = out["clip/low"] + out["clip/high"]
+    if "clip/fraction" not in out and "clip/high" in out:
+        out["clip/fraction"] = out.get("clip/low", 0.0) + out["clip/high"]
     return out
 
 
 def unknown(names: Iterable[str]) -> list[str]:
     """The names that mean nothing here, in the order given, step columns left out."""
-    return [name for name in names if normalise(name) not in STEP_NAMES and translate(name) is None]
+    return [name for name in names if not counts_steps(name) and translate(name) is None]
+
+
+def counts_steps(name: str) -> bool:
+    """True for a column that numbers the rows."""
+    plain = normalise(name)
+    return plain in STEP_NAMES or is_step(plain)

@@ -10,6 +10,7 @@ NOT_SCORES = frozenset(
     """
     loss length truncated entropy kl std runtime second clip clipped epoch flat step steps token tokens time min max
     ratio majority distinct samples problems count lr error wer cer penalty perplexity ppl format num maj best
+    sequence sequences lengths len stop advantages advantage none turns memory coef variance
     """.split()  # noqa: SIM905
 )
 CORRECT = (
