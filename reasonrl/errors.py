@@ -41,7 +41,7 @@ class AnalysisError(ReasonRLError):
 
 @dataclass(frozen=True)
 class Mistake:
-    """One thing wrong with a configuration: the key, its value, what is allowed, the cure."""
+    """One thing wrong with a configuration: key, value (`...`: none to show), what is allowed, the cure."""
 
     key: str
     value: object
@@ -50,7 +50,9 @@ class Mistake:
 
     def __str__(self) -> str:
         cure = f" {self.cure}" if self.cure else ""
-        return f"{self.key}={self.value}: {self.allowed}.{cure}"
+        value = "null" if self.value is None else "''" if self.value == "" else self.value
+        where = self.key if self.value is ... else f"{self.key}={value}"
+        return f"{where}: {self.allowed}.{cure}"
 
 
 class ConfigError(ReasonRLError):

@@ -1,12 +1,4 @@
-"""`python -m sweeps`: look at sweeps and steer them.
-
-status [NAME]       how far every run is (also while it runs, and after)
-why KEY             the story of one run: overrides, alerts, evidence, what to try
-stop NAME|KEY       end the sweep (runs write a checkpoint first), or one run for good
-pause NAME|KEY      hold the sweep, or one run, at its next step
-resume NAME|KEY     let it go on
-retry NAME|KEY      put failed runs, or one, in line again
-"""
+"""`python -m sweeps`: look at sweeps and steer them."""
 
 from __future__ import annotations
 
@@ -15,26 +7,36 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from reasonrl.errors import ReasonRLError
 from reasonrl.events import EventLog
 from sweeps.control import send
-from sweeps.story import find, live_holder, read_runs, status_lines, sweeps_in, why_lines
+from sweeps.story import find, find_single, live_holder, read_runs, single_lines, status_lines, sweeps_in, why_lines
 
 WAIT_S = 30.0
+VERBS = {
+    "status": ("[NAME]", "how far every run is (also while it runs, and after)"),
+    "why": ("KEY", "the story of one run, also a single one: overrides, alerts, evidence, what to try"),
+    "stop": ("NAME|KEY", "end the sweep (runs write a checkpoint first), or one run for good"),
+    "pause": ("NAME|KEY", "hold the sweep, or one run, at its next step"),
+    "resume": ("NAME|KEY", "let it go on"),
+    "retry": ("NAME|KEY", "put failed runs, or one, in line again"),
+}
+MORE = {
+    "status": """Without NAME, one line for every sweep. A row has key, run, state, step, the last reward, entropy and
+metric, and the alerts raised. States: waiting, running, paused, partial (will be continued), finished,
+stopped (for a reason), failed.""",
+    "stop": "The same command continues a stopped sweep; a run stopped by its KEY has ended.",
+    "retry": "Also after the sweep has ended: then give its command again.",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (2 when it could not be carried out)."""
-    parser = argparse.ArgumentParser(
-        prog="python -m sweeps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("verb", choices=["status", "why", "stop", "pause", "resume", "retry"])
-    parser.add_argument("words", nargs="*", metavar="NAME or KEY")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of all results (results)")
     # sweep.py takes results=DIR; the same spelling is understood here
     words = sys.argv[1:] if arguments is None else arguments
-    args = parser.parse_args(["--" + word if word.startswith("results=") else word for word in words])
+    args = _parser().parse_args(["--" + word if word.startswith("results=") else word for word in words])
     try:
         return {"status": _status, "why": _why, "retry": _retry}.get(args.verb, _steer)(args)
     except ReasonRLError as error:
@@ -42,6 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # piped into head
         return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    results: dict[str, Any] = {"type": Path, "metavar": "DIR", "help": "folder of all results (results)"}
+    parser = argparse.ArgumentParser(prog="python -m sweeps", description="Look at sweeps and steer them.")
+    parser.add_argument("--results", default=Path("results"), **results)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, (metavar, text) in VERBS.items():
+        described = f"{text[0].upper()}{text[1:]}. {MORE.get(verb, '')}"
+        one = verbs.add_parser(verb, help=f"{metavar}: {text}", description=described)
+        one.add_argument(
+            "words", nargs="*", metavar=metavar.strip("[]"), help="name of a sweep, or start of a run's key"
+        )
+        one.add_argument("--results", default=argparse.SUPPRESS, **results)
+    return parser
 
 
 def _status(args: argparse.Namespace) -> int:
@@ -57,6 +74,11 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _why(args: argparse.Namespace) -> int:
+    single = find_single(args.results, args.words)
+    if single is not None:
+        for line in single_lines(single):
+            print(line)
+        return 0
     folder, key = find(args.results, args.words)
     if key is None:
         raise ReasonRLError(f"Name a run: its key is in: python -m sweeps status {folder.name}")

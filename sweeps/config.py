@@ -10,6 +10,7 @@ from typing import Any
 
 from reasonrl.config import Config
 from reasonrl.errors import Mistake
+from sweeps.quick import speed_up
 
 ENGINES = ("local", "ray")
 SAMPLERS = ("none", "grid", "random", "tpe", "cmaes", "gp")
@@ -34,7 +35,7 @@ class EngineConfig:
     threads: int | None = None  # per slot; null: cores / slots
     per_trial_gpus: int = 1  # more than 1: launched through accelerate
     trials_per_gpu: int = 1
-    hang_timeout_s: float = 600.0  # without progress for so long, a run counts as hung
+    hang_timeout_s: float = 600.0  # a run without progress for so long (thrice while it loads) counts as hung
     max_retries: int = 2  # per run, for failures that may pass (killed, hung, infrastructure)
     address: str | None = None  # of a running Ray cluster (kind=ray)
     train: str = "reasonrl.train:train"  # the function a worker calls
@@ -103,9 +104,7 @@ def register() -> None:
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name="base_config", node=SweepRoot, provider="reasonrl")
-    # Hydra copies its config repository, this store included, for every list of group options: 144 times for one
-    # --help. The store hands out copies of its own anyway (`load`), so it can be shared.
-    ConfigStore.__deepcopy__ = lambda self, memo: self  # type: ignore[attr-defined]
+    speed_up()
 
 
 def run_section(cfg: Mapping[str, Any]) -> dict[str, Any]:

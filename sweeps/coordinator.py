@@ -172,7 +172,7 @@ class Coordinator:
         timeout = float(self.plan.engine.get("hang_timeout_s") or 600.0)
         for seat in self.running:
             if seat.hung(timeout):
-                self._on_hang(seat, timeout)
+                self._on_hang(seat)
         self.study.repair(self.book.configurations)
         for command in self.control.fresh():
             obey(self, command)
@@ -206,7 +206,7 @@ class Coordinator:
         }  # fmt: skip
         run.status, run.slot = "running", seat.slot.index
         seat.take(run)
-        self.ledger.note("start", run.spec, slot=seat.slot.label, step=run.step, attempt=len(run.failures) + 1)
+        self.ledger.note("start", run.spec, slot=seat.slot.label, step=run.resumes_from, attempt=len(run.failures) + 1)
         if not seat.started:
             self._start_worker(seat)
         try:
@@ -261,7 +261,7 @@ class Coordinator:
             return
         kind = event.get("type")
         if kind in PROGRESS:
-            seat.last_progress = time.monotonic()
+            seat.moved()
         if kind == "end":
             seat.ending = event
             return
@@ -367,11 +367,12 @@ class Coordinator:
                 self.progress.line(message["traceback"])
             self.leave("no worker can be started", 1)
 
-    def _on_hang(self, seat: Seat, timeout: float) -> None:
+    def _on_hang(self, seat: Seat) -> None:
         run = self._free(seat)
         self.engine.kill(seat.slot)
         if run is not None:
-            what = {"error_class": "hung", "message": f"no progress for {timeout:.0f} s (engine.hang_timeout_s)"}
+            message = f"no progress for {time.monotonic() - seat.last_progress:.0f} s (engine.hang_timeout_s)"
+            what = {"error_class": "hung", "message": message}
             if run.status in ("running", "failed"):
                 self._note_failure(run, what)
             self.endings.settle(run, what)

@@ -77,7 +77,7 @@ def broken(error: BaseException, cfg: DictConfig | None) -> Mistake:
         mark = getattr(error, "problem_mark", None)
         where = f"{Path(mark.name).name}, line {mark.line + 1}" if mark else "a config file"
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        return Mistake(where, "", f"is not YAML: {problem}")
+        return Mistake(where, ..., f"is not YAML: {problem}")
     chain: list[str] = []
     current: BaseException | None = error
     while current is not None:
@@ -90,11 +90,11 @@ def broken(error: BaseException, cfg: DictConfig | None) -> Mistake:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if key and "not in" in text:
         name = key.group(1)
-        return Mistake(name, "?", f"unknown key in {where}", _nearest(name, cfg))
+        return Mistake(name, ..., f"unknown key in {where}", _nearest(name, cfg))
     # The innermost line says what is wrong; the outer ones say through which function it came.
     inner = [line for line in lines if not line.startswith(("full_key", "object_type", "reference_type", "In '"))]
     message = (inner[0] if inner else type(error).__name__) + (f" (in {where})" if file else "")
-    return Mistake(key.group(1) if key else where, "?", message.rstrip("."))
+    return Mistake(key.group(1) if key else where, ..., message.rstrip("."))
 
 
 def _load(loader: Any, texts: Sequence[str], config_name: str) -> DictConfig:
@@ -119,7 +119,7 @@ def _without_sweep(loader: Any, texts: Sequence[str], config_name: str) -> DictC
 
 def _unreadable(text: str) -> Mistake | None:
     if "=" not in text and not text.startswith("~"):
-        return Mistake(text, "", "is not an override", f"Write {text}=VALUE; flags begin with a dash.")
+        return Mistake(text, ..., "is not an override", f"Write {text}=VALUE; flags begin with a dash.")
     try:
         ov.parse(text)
     except Exception as error:
@@ -153,7 +153,7 @@ def _group_mistakes(loader: Any, text: str) -> list[Mistake]:
     if override.is_choice_sweep():
         values = [str(getattr(value, "text", value)) for value in override.sweep_iterator()]
     elif override.value() is None:
-        return []
+        return [] if override.is_delete() else [_null_choice(group, options)]
     else:
         values = [str(override.value())]
     mistakes = []
@@ -169,8 +169,13 @@ def _group_mistakes(loader: Any, text: str) -> list[Mistake]:
                 )
             )
     if not mistakes and override.is_add() and group not in ("sweep",) and not group.startswith("hydra/"):
-        mistakes.append(Mistake(text, "", f"{group} is already chosen in conf/config.yaml", f"Write {text[1:]}."))
+        mistakes.append(Mistake(text, ..., f"{group} is already chosen in conf/config.yaml", f"Write {text[1:]}."))
     return mistakes
+
+
+def _null_choice(group: str, options: Sequence[str]) -> Mistake:
+    cure = f"Leave {group} out for none." if group in ("algo", "sweep") else ""
+    return Mistake(group, None, f"is a choice; known: {', '.join(options)}", cure)
 
 
 def _value_mistake(cfg: DictConfig, loader: Any, text: str) -> Mistake | None:
@@ -181,15 +186,15 @@ def _value_mistake(cfg: DictConfig, loader: Any, text: str) -> Mistake | None:
     if "/" in key or override.package is not None:
         return Mistake(key, override.value(), "no such config group", "`python sweep.py --help` lists the groups.")
     if override.is_delete():
-        return Mistake(text, "", "keys are fixed and cannot be deleted", "Set another value instead.")
+        return Mistake(text, ..., "keys are fixed and cannot be deleted", "Set another value instead.")
     if override.is_sweep_override():
         if override.is_interval_sweep():
-            return None if _exists(cfg, key) else _unknown(cfg, key, text)
+            return None if _exists(cfg, key) else _unknown(cfg, key, text, loader)
         values = [getattr(value, "text", value) for value in override.sweep_iterator()]
     else:
         values = [override.value()]
     if not _adding(override) and not _exists(cfg, key):
-        return _unknown(cfg, key, text)
+        return _unknown(cfg, key, text, loader)
     for value in values:
         trial = copy.deepcopy(cfg)
         try:
@@ -253,8 +258,11 @@ def _exists(cfg: DictConfig, key: str) -> bool:
     return True
 
 
-def _unknown(cfg: DictConfig, key: str, text: str) -> Mistake:
-    return Mistake(key, text.split("=", 1)[-1], "unknown key", _nearest(key, cfg))
+def _unknown(cfg: DictConfig, key: str, text: str, loader: Any = None) -> Mistake:
+    groups = loader.list_groups("") if loader is not None and "." not in key else []
+    near = difflib.get_close_matches(key, groups, 1, 0.7)
+    cure = f"Did you mean {near[0]}={text.split('=', 1)[-1]}?" if near else _nearest(key, cfg)
+    return Mistake(key, text.split("=", 1)[-1], "unknown key", cure)
 
 
 def _nearest(key: str, cfg: DictConfig | None) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from reasonrl.errors import ConfigError, ReasonRLError
+from reasonrl.distributed import launched_rank, launched_size
+from reasonrl.errors import ConfigError, EngineError, ReasonRLError
 from sweeps import overrides as ov
 from sweeps.config import register
 
@@ -85,6 +86,13 @@ def run_sweep(cfg: DictConfig, loader: Any, arguments: Sequence[str]) -> int:
     """Plan the sweep of a composed Hydra config; print the plan (`plan=true`) or run it; exit code."""
     from sweeps.plan import make_plan
 
+    if launched_size() > 1:
+        if launched_rank() > 0:
+            return BAD_INPUT  # the first process speaks for all
+        raise EngineError(
+            f"A sweep starts its own processes, and a launcher (accelerate, torchrun) has started {launched_size()} of "
+            "it: call python sweep.py without the launcher. Runs on several GPUs each: engine.per_trial_gpus=2."
+        )
     plan = make_plan(cfg, loader, arguments, cfg.hydra)
     if cfg.plan:
         from sweeps.show import print_plan
@@ -144,12 +152,17 @@ def _expected(error: BaseException) -> bool:
     from yaml import YAMLError
 
     known = ReasonRLError | HydraException | OmegaConfBaseException | YAMLError
-    return isinstance(error, known) or _argument_error(error)
+    return isinstance(error, known) or _argument_error(error) or _null_choice(error)
 
 
 def _argument_error(error: BaseException) -> bool:
     """Hydra raises a bare ValueError for flags that exclude each other."""
-    return isinstance(error, ValueError) and "can only be used" in str(error) or "Only one of --" in str(error)
+    return isinstance(error, ValueError) and ("can only be used" in str(error) or "Only one of --" in str(error))
+
+
+def _null_choice(error: BaseException) -> bool:
+    """And another one for `loss=null`."""
+    return isinstance(error, ValueError) and str(error).startswith("Config group override must be")
 
 
 def _all_mistakes(error: BaseException, overrides: Sequence[str], flags: Sequence[str]) -> BaseException:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
+from reasonrl.config import doubts
 from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
 from sweeps.arms import Arm, check_arms, find_baseline
-from sweeps.compose import Composer, resolve
+from sweeps.compose import Composer, resolve, typed_config
 from sweeps.config import SAMPLERS, validate_sweep
 from sweeps.space import cells, from_override, read_space, read_stages, read_zip
 from sweeps.types import Params, Plan, RunSpec, SpaceEntry, Stage
@@ -66,13 +67,14 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any
         raise ConfigError(_once(draft.mistakes))
     baseline = find_baseline(arms, sweep["baseline"]) or (arms[0] if arms else None)
     runs = _runs(arms, draft.seeds, composer)
+    tried = _tried(draft, composer) if searched else ((arm.name, arm.config) for arm in arms)
     name = "single" if single else _name(config, draft, fixed)
     return Plan(
         name=name, question=sweep["question"], runs=runs, arms=[arm.name for arm in arms],
         baseline=baseline.name if baseline else "", seeds=draft.seeds,
         sweep={**sweep, "name": name}, engine=config["engine"], study=study,
         directory=Path(config["results"]) / name,
-        space=draft.space, zipped=draft.zipped, stages=draft.stages, warnings=_warnings(runs),
+        space=draft.space, zipped=draft.zipped, stages=draft.stages, warnings=_warnings(tried),
         command=composer.command, code_version=_code_version(), composer=composer,
     )  # fmt: skip
 
@@ -90,10 +92,26 @@ def _is_fixed(text: str) -> bool:
     return ov.key_of(text) != "seed" and not ov.parse(text).is_sweep_override()
 
 
-def _warnings(runs: Sequence[RunSpec]) -> list[str]:
-    if any(run.config["sampling"]["group_size"] == 2 for run in runs):
-        return ["groups of 2 give at most half of them a signal; take sampling.group_size=8"]
-    return []
+def _warnings(tried: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    """What will most likely disappoint in these (label, config), each doubt once, with whom it concerns."""
+    concerned: dict[str, list[str]] = {}
+    labels: list[str] = []
+    for label, config in tried:
+        labels.append(label)
+        for doubt in doubts(typed_config(config)):
+            concerned.setdefault(doubt, []).append(label)
+    return [doubt if found == labels else f"{', '.join(found)}: {doubt}" for doubt, found in concerned.items()]
+
+
+def _tried(draft: _Draft, composer: Composer) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The base of a search, the arms of its stages, and every end of its space: (label, config)."""
+    yield "base", composer.config()
+    for stage in draft.stages:
+        for arm, texts in stage.arms.items():
+            yield f"{stage.name}/{arm}", composer.apply(texts)
+    for entry in (*draft.space, *(entry for stage in draft.stages for entry in stage.space)):
+        for texts in _ends(entry):
+            yield texts[-1], composer.apply(texts)
 
 
 def _hydra_overrides(hydra: Any) -> list[str]:
@@ -256,13 +274,18 @@ def _check_search(draft: _Draft, study: Mapping[str, Any], composer: Composer) -
 
 def _check_entry(entry: SpaceEntry, composer: Composer) -> list[Mistake]:
     """Every choice, or both ends of the interval, must compose and validate."""
-    ends = entry.choices if entry.kind == "choice" else (entry.low, entry.high)
-    conditions = [ov.write(key, values[0]) for key, values in entry.when.items()]
     mistakes = []
-    for value in ends:
-        found = composer.mistakes([*conditions, ov.write(entry.key, value)])
+    for texts in _ends(entry):
+        found = composer.mistakes(texts)
         mistakes += [Mistake(m.key, m.value, f"{m.allowed} (in the space of {entry.key})", m.cure) for m in found]
     return mistakes
+
+
+def _ends(entry: SpaceEntry) -> list[list[str]]:
+    """Every choice, or both ends of the interval, as overrides behind those that its conditions ask for."""
+    ends = entry.choices if entry.kind == "choice" else (entry.low, entry.high)
+    conditions = [ov.write(key, values[0]) for key, values in entry.when.items()]
+    return [[*conditions, ov.write(entry.key, value)] for value in ends]
 
 
 def _at(mistake: Mistake, arm: str) -> Mistake:

@@ -44,6 +44,8 @@ class Progress:
         left = f", {done} of them done before" if done else ""
         what = f"{total} runs{left}" if total or not self._plan.searched else "a search"
         self.line(f"sweep {self._plan.name}: {what}; slots: {slots}; results in {self._plan.directory}")
+        for warning in self._plan.warnings:
+            self.line(f"warning: {warning}")
         if self.console.is_terminal:
             from rich.live import Live
 

@@ -15,7 +15,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from reasonrl.errors import EngineError, ReasonRLError
@@ -44,7 +44,8 @@ def run(plan: Plan) -> int:
         check_sampler(plan)
         with FolderLock(plan.directory) as lock, contextlib.closing(Ledger(plan.directory)) as ledger:
             sweep = _carry_out(plan, lock, ledger)
-            return sweep.conclude()
+            with handling(signal.default_int_handler):  # nothing can be torn any more: any signal ends it at once
+                return sweep.conclude()
     except ReasonRLError as error:
         print(error, file=sys.stderr)
         return REFUSED
@@ -98,12 +99,19 @@ def interrupts() -> Iterator[list[int]]:
     def note(number: int, _: Any) -> None:
         asked.append(number)
 
+    with handling(note):
+        yield asked
+
+
+@contextlib.contextmanager
+def handling(handler: Callable[[int, Any], Any]) -> Iterator[None]:
+    """Give Ctrl-C, SIGTERM and SIGHUP to `handler`."""
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         with contextlib.suppress(ValueError):  # not in the main thread
-            before[number] = signal.signal(number, note)
+            before[number] = signal.signal(number, handler)
     try:
-        yield asked
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -12,6 +12,7 @@ from sweeps.state import RunState
 
 MAX_BAD_STARTS = 3
 MAX_TROUBLES = 4
+LOADING = 3  # times the patience before a run's first event: models are loaded, the built-in one even made
 _GROWTH_MB = 1024.0
 
 
@@ -32,6 +33,7 @@ class Seat:
     troubles: int = 0
     ending: Mapping[str, Any] | None = None
     last_progress: float = 0.0
+    begun: bool = False
     since: float = 0.0
     first_rss_mb: float | None = None
 
@@ -47,8 +49,12 @@ class Seat:
 
     def take(self, run: RunState) -> None:
         """Seat a run."""
-        self.run = run
+        self.run, self.begun = run, False
         self.since = self.last_progress = time.monotonic()
+
+    def moved(self) -> None:
+        """Its run made a start, step, evaluation or checkpoint."""
+        self.last_progress, self.begun = time.monotonic(), True
 
     def leave(self) -> RunState | None:
         """Free the seat; returns who sat there, with its end folded in if it came to one."""
@@ -59,8 +65,9 @@ class Seat:
         return run
 
     def hung(self, timeout_s: float) -> bool:
-        """True when its run made no step, evaluation or checkpoint for `timeout_s` seconds."""
-        return self.run is not None and time.monotonic() - self.last_progress > timeout_s
+        """True when its run made no step, evaluation or checkpoint for `timeout_s` seconds, thrice that to load."""
+        patience = timeout_s * (1 if self.begun else LOADING)
+        return self.run is not None and time.monotonic() - self.last_progress > patience
 
     def keeps_memory(self, left: Mapping[str, Any]) -> bool:
         """True when the worker holds much more after a run than after its first: it is better started anew."""

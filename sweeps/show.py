@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from sweeps import overrides as ov
+from sweeps.choices import flatten, is_under
 from sweeps.space import stage_cells
 from sweeps.speed import Speed, SpeedBook, num_gpus, num_slots
 from sweeps.types import Plan, RunSpec, SpaceEntry, Stage
 
-MAX_TABLE = 400  # rows; a longer plan is printed as plain lines
 SUCCESS_RATES = (0.1, 0.5, 0.9)
 
 
@@ -34,7 +34,7 @@ def print_plan(plan: Plan, results: Path, console: Console | None = None) -> Non
     _print_cost(plan, speeds, book, console)
     _print_flat(plan, console)
     for warning in plan.warnings:
-        console.print(Text(f"Warning: {warning}", style="yellow"))
+        console.print(Text(f"Warning: {warning}", style="yellow"), soft_wrap=True)
     console.print(Text("Nothing was run (plan=true).", style="dim"))
 
 
@@ -53,31 +53,47 @@ def duration(seconds: float) -> str:
 
 
 def _print_runs(plan: Plan, speeds: dict[str, Speed | None], console: Console) -> None:
-    rows = [_row(run, speeds[run.key]) for run in plan.runs]
+    differs = _differences(plan)
+    rows = [_row(run, speeds[run.key], differs) for run in plan.runs]
     header = ["key", "arm", "seed", "stage", "steps", "time", "differs from the base in"]
-    staged = any(run.stage for run in plan.runs)
-    if not staged:
+    if not any(run.stage for run in plan.runs):
         header.pop(3)
         rows = [row[:3] + row[4:] for row in rows]
-    if len(rows) > MAX_TABLE:
-        console.print("\t".join(header), markup=False)
-        for row in rows:
-            console.print("\t".join(row), markup=False, soft_wrap=True)
-        return
-    table = Table(*header, box=None, pad_edge=False, header_style="bold")
-    table.columns[0].no_wrap = True
-    for column in ("seed", "steps", "time"):
-        table.columns[header.index(column)].justify = "right"
-        table.columns[header.index(column)].no_wrap = True
-    table.columns[-1].overflow = "fold"
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    for number, row in enumerate([header, *rows]):
+        cells = [
+            cell.rjust(width) if name in ("seed", "steps", "time") else cell.ljust(width)
+            for cell, width, name in zip(row[:-1], widths, header, strict=False)
+        ]
+        # No table of a library: a key cut in two, or overrides folded into a column, cannot be copied.
+        console.print(Text("  ".join([*cells, row[-1]]), style="" if number else "bold"), soft_wrap=True)
 
 
-def _row(run: RunSpec, speed: Speed | None) -> list[str]:
+def _row(run: RunSpec, speed: Speed | None, differs: Callable[[RunSpec], str]) -> list[str]:
     time = duration(speed.seconds * run.steps) if speed else "?"
-    return [run.key, run.arm, str(run.seed), run.stage, str(run.steps), time, " ".join(run.overrides) or "-"]
+    return [run.key, run.arm, str(run.seed), run.stage, str(run.steps), time, differs(run)]
+
+
+def _differences(plan: Plan) -> Callable[[RunSpec], str]:
+    """Names the overrides of a run that change a value of the base config, `-` without one."""
+    base = dict(flatten(_base_config(plan)))
+    assert plan.composer is not None
+    choices = plan.composer.choices
+
+    def differs(run: RunSpec) -> str:
+        own = dict(flatten(run.config))
+        changed = [key for key in {*own, *base} if own.get(key) != base.get(key)]
+
+        def counts(text: str) -> bool:
+            key = ov.key_of(text)
+            if choices.is_choice(text):
+                sets = [key, *choices.values(key, str(ov.parse(text).value()))]
+                return any(is_under(other, part) for other in changed for part in sets)
+            return any(is_under(other, key) for other in changed)
+
+        return " ".join(filter(counts, run.overrides)) or "-"
+
+    return differs
 
 
 def _print_search(plan: Plan, console: Console) -> None:
@@ -169,7 +185,9 @@ def _base_config(plan: Plan) -> dict:
 
 def _print_flat(plan: Plan, console: Console) -> None:
     configs = [run.config for run in plan.runs] or [_base_config(plan)]
-    sizes = sorted({int(config["sampling"]["group_size"]) for config in configs})
+    entries = (*plan.space, *(entry for stage in plan.stages for entry in stage.space))
+    searched = [size for entry in entries if entry.key == "sampling.group_size" for size in entry.choices]
+    sizes = sorted({*map(int, searched), *(int(config["sampling"]["group_size"]) for config in configs)})
     for size in sizes:
         shares = ", ".join(f"{flat_share(rate, size):.0%} at p={rate:g}" for rate in SUCCESS_RATES)
         console.print(f"Groups of {size} without a signal (p^G + (1-p)^G): {shares}.", markup=False)

@@ -68,6 +68,16 @@ class RunState:
         return self.status == "failed" and not self._unclassed
 
     @property
+    def last_time(self) -> float:
+        """When its last timed event was written (s since 1970), 0 before the first."""
+        return self._last_time or 0.0
+
+    @property
+    def resumes_from(self) -> int:
+        """The step of its newest checkpoint, where its next worker goes on; 0 without one."""
+        return self.checkpoints[-1] if self.checkpoints else 0
+
+    @property
     def value(self) -> float | None:
         """The last value of the study's metric, None before the first."""
         return self.values[-1][1] if self.values else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from sweeps.ledger import SPEC, read_ledger, read_specs
 from sweeps.lock import Holder, is_alive, read_holder
 from sweeps.progress import alert_codes, duration, number
 from sweeps.state import RunState, read_state
-from sweeps.types import Plan
+from sweeps.types import Plan, RunSpec
 
 
 def live_holder(directory: Path) -> Holder | None:
@@ -41,11 +42,26 @@ def read_runs(directory: Path) -> dict[str, RunState]:
     for key, spec in read_specs(directory).items():
         specs.setdefault(key, spec)
     states = {key: read_state(spec, directory / "runs" / key, metric) for key, spec in specs.items()}
-    if live_holder(directory) is not None:
-        for state in states.values():
-            if state.status == "partial" and not state.failures:
-                state.status = "running"
+    holder = live_holder(directory)
+    if holder is not None:
+        _add_what_goes_on(directory, states, holder.since)
     return states
+
+
+def _add_what_goes_on(directory: Path, states: Mapping[str, RunState], since: float) -> None:
+    """Mark what the coordinator that came at `since` has started, or will try again: its worker may be silent yet."""
+    last = {
+        str(entry["key"]): entry
+        for entry in read_ledger(directory)
+        if entry.get("key") and entry.get("time", 0.0) >= since
+    }
+    for state in states.values():
+        entry = last.get(state.key, {})
+        kind, newer = entry.get("type"), entry.get("time", 0.0) >= state.last_time
+        if kind == "start" and (newer or state.status == "partial"):
+            state.status = "running"
+        elif kind == "retry" and state.status == "failed":
+            state.status = "partial"
 
 
 def sweeps_in(results: Path) -> list[Path]:
@@ -69,12 +85,25 @@ def find(results: Path, words: list[str]) -> tuple[Path, str | None]:
     hits = [(folder, key) for folder in folders for key in _keys(folder) if key.startswith(words[0])]
     if len(hits) == 1:
         return hits[0]
+    if not hits and find_single(results, words):
+        raise ReasonRLError(
+            f"{words[0]} is a single run: see python -m sweeps why {words[0]}. Ctrl-C pauses it where it runs, and the "
+            "same command continues it."
+        )
     if not hits:
         known = ", ".join(names) or f"none in {results}"
         raise ReasonRLError(f"{words[0]} is neither a sweep nor the key of a run. Sweeps: {known}.")
     raise ReasonRLError(
         f"{words[0]} fits {len(hits)} runs: {', '.join(key for _, key in hits[:10])}. Write more of it."
     )
+
+
+def find_single(results: Path, words: list[str]) -> Path | None:
+    """The folder of the single run whose key begins with the only word, None when it means something else."""
+    if len(words) != 1:
+        return None
+    hits = [path.parent for path in (results / "single").glob(f"{glob.escape(words[0])}*/events.jsonl")]
+    return hits[0] if len(hits) == 1 and not (results / words[0] / "plan.json").exists() else None
 
 
 def _keys(folder: Path) -> list[str]:
@@ -121,7 +150,7 @@ def why_lines(directory: Path, key: str) -> Iterator[str]:
     spec = run.spec
     yield f"{spec.name} [{key}] of {directory.name}: {run.status} at step {run.step}/{spec.steps}"
     yield f"  arm {spec.arm}, seed {spec.seed}" + (f", stage {spec.stage}" if spec.stage else "")
-    yield f"  differs from the base by: {' '.join(spec.overrides) or 'nothing'}"
+    yield f"  overrides: {' '.join(spec.overrides) or 'none'}"
     if spec.parent:
         yield f"  a fork of {spec.parent} from step {spec.parent_step}; it counts for no arm"
     path = directory / "runs" / key / "events.jsonl"
@@ -129,9 +158,6 @@ def why_lines(directory: Path, key: str) -> Iterator[str]:
         yield "  it has not started yet"
         return
     yield from _chapters(path)
-    damaged = count_damaged(path)
-    if damaged:
-        yield f"  {damaged} line(s) of its event log cannot be read and were left out"
     yield from _ledger_lines(directory, key)
     yield from _moral(run)
     for child in runs.values():
@@ -141,6 +167,20 @@ def why_lines(directory: Path, key: str) -> Iterator[str]:
             yield f"  fork {child.key} from step {child.spec.parent_step} with {what}: {verdict}"
     if (path.parent / "error.txt").exists():
         yield f"  its traceback: {path.parent / 'error.txt'}"
+
+
+def single_lines(run_dir: Path) -> Iterator[str]:
+    """The story of a run of `python sweep.py`, which has no sweep around it."""
+    path = run_dir / "events.jsonl"
+    start = next((event for event in read_events(path) if event["type"] == "start"), {})
+    steps = int(start.get("steps", 0))
+    spec = RunSpec(run_dir.name, "single", "", int(start.get("seed", 0)), "", [], dict(start.get("config", {})), steps)
+    run = read_state(spec, run_dir)
+    status = "not ended" if run.status == "partial" else run.status
+    yield f"single run [{run.key}] with seed {spec.seed}: {status} at step {run.step}/{steps}"
+    yield f"  its settings: the start event of {path}"
+    yield from _chapters(path)
+    yield from _moral(run, in_sweep=False)
 
 
 def _chapters(path: Path) -> Iterator[str]:
@@ -171,6 +211,9 @@ def _chapters(path: Path) -> Iterator[str]:
             reason = event.get("reason")
             why = f": {reason}" if isinstance(reason, str) else ""
             yield f"  {when} {event['status']}{kind_of}{took}, {rows} rows{why}"
+    damaged = count_damaged(path)
+    if damaged:
+        yield f"  {damaged} line(s) of its event log cannot be read and were left out"
 
 
 def _ledger_lines(directory: Path, key: str) -> Iterator[str]:
@@ -184,7 +227,7 @@ def _ledger_lines(directory: Path, key: str) -> Iterator[str]:
             yield f"  {_clock(entry)} coordinator: {entry['type']} {_short(what)}"
 
 
-def _moral(run: RunState) -> Iterator[str]:
+def _moral(run: RunState, in_sweep: bool = True) -> Iterator[str]:
     """What to try next."""
     if run.status == "stopped":
         reason = run.stop_reason() or {}
@@ -192,7 +235,8 @@ def _moral(run: RunState) -> Iterator[str]:
         cures = overrides_of(reason)
         if cures:
             yield f"  try: {'  or  '.join(cures)}"
-            yield "  or let the sweep try it: sweep.on_alert=intervene"
+            if in_sweep:
+                yield "  or let the sweep try it: sweep.on_alert=intervene"
     elif run.status == "failed":
         cure = {
             "oom": "less memory: optim.micro_batch_size, sampling.max_new_tokens or engine.trials_per_gpu down",
@@ -202,7 +246,8 @@ def _moral(run: RunState) -> Iterator[str]:
             "user_code": "fix the bug; its run gets a new key when the code of reasonrl changes",
             "infrastructure": "disk, network and driver; then try again",
         }.get(str(run.error_class), "its worker.log")
-        yield f"  failed ({run.error_class}). Try: {cure}. Again: python -m sweeps retry {run.key}"
+        again = f"python -m sweeps retry {run.key}" if in_sweep else "the same command"
+        yield f"  failed ({run.error_class}). Try: {cure}. Again: {again}"
 
 
 def _clock(event: Mapping[str, Any]) -> str:

@@ -21,9 +21,14 @@ def conclude(sweep: Coordinator, seconds: float) -> int:
     ended = any(run.status in ("finished", "stopped") for run in runs)
     for line in summary_lines(sweep, runs, seconds):
         sweep.progress.line(line)
-    if ended and not sweep.exit_code:
-        make_report(sweep)
-    _track(sweep, runs)
+    try:
+        if ended and not sweep.exit_code:
+            make_report(sweep)
+        _track(sweep, runs)
+    except KeyboardInterrupt:
+        code = 130
+        again = f"python -m analysis export {sweep.plan.name}"
+        sweep.progress.line(f"  interrupted; every run is safe, and the report can be made with: {again}")
     sweep.ledger.note("concluded", seconds=round(seconds, 3), exit_code=code, counts=counts_of(runs))
     return code
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from reasonrl.events import EventLog
 from sweeps import summary
 from sweeps.__main__ import main
+from sweeps.ledger import Ledger
+from sweeps.lock import FolderLock
 from sweeps.runner import run
 from sweeps.state import RunState
 from sweeps.story import read_runs
@@ -46,6 +50,49 @@ def test_pause_and_resume_a_whole_sweep(tmp_path: Path) -> None:
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 0 and "paused by command" in said and "resumed by command" in said
     assert {state.status for state in states(directory).values()} == {"finished"}
+
+
+def test_a_run_that_is_tried_again_counts_as_running_before_its_worker_writes(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path / "s", {"a": {}}, seeds=(0,))
+    (spec,) = plan.runs
+    with FolderLock(plan.directory), contextlib.closing(Ledger(plan.directory)) as ledger:
+        plan.directory.joinpath("plan.json").write_text(plan.to_json())
+        ledger.note("start", spec, step=0)
+        assert states(plan.directory)["a"].status == "running"
+        log = EventLog(plan.directory / "runs" / spec.key / "events.jsonl")
+        log.append({"type": "end", "time": time.time(), "status": "failed", "step": 0, "error_class": "killed"})
+        assert states(plan.directory)["a"].status == "failed"
+        ledger.note("retry", spec, step=0)
+        assert states(plan.directory)["a"].status == "partial"
+        ledger.note("start", spec, step=0)
+        assert states(plan.directory)["a"].status == "running"
+        log.append({"type": "end", "time": time.time(), "status": "finished", "step": 12})
+        assert states(plan.directory)["a"].status == "finished"
+        log.close()
+
+
+def test_why_tells_the_story_of_a_single_run_and_the_other_verbs_say_what_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = EventLog(tmp_path / "single" / "abc123" / "events.jsonl")
+    log.append({"type": "start", "time": 100.0, "seed": 3, "steps": 9, "config": {"steps": 9}})
+    log.append({"type": "step", "time": 150.0, "step": 4, "metrics": {}})
+    log.append({"type": "end", "time": 160.0, "status": "failed", "step": 4, "error_class": "oom"})
+    log.close()
+    assert command(tmp_path, "why", "abc") == 0
+    story = capsys.readouterr().out
+    assert "single run [abc123] with seed 3: failed at step 4/9" in story
+    assert "failed (oom) after 1 min 00 s" in story and "Again: the same command" in story
+    assert command(tmp_path, "stop", "abc") == 2
+    assert "abc is a single run" in capsys.readouterr().err
+
+
+def test_every_verb_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, part in (("status", "States: waiting, running"), ("retry", "Also after the sweep has ended")):
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        said = capsys.readouterr().out
+        assert f"usage: python -m sweeps {verb}" in said and part in " ".join(said.split())
 
 
 def test_pause_and_resume_one_run_while_the_other_goes_on(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+from hydra.errors import ConfigCompositionException
 
 from reasonrl.errors import ConfigError, DataError
 from reasonrl.types import Summary
@@ -156,12 +157,44 @@ def test_an_unknown_sweep_name_lists_the_known_ones(tmp_path):
         (["+sweep=clip_ablation", "-m", "plan=true", "task=records", "model=hf"], "task.path"),
         (["--resolve"], "--resolve flag can only be used"),
         (["+loss.foo=3"], "loss.foo=3: unknown key; loss has"),
+        (["alog=grpo"], "alog=grpo: unknown key. Did you mean algo=grpo?"),
+        (["loss=null"], "loss=null: is a choice; known: cispo"),
+        (["steps="], "steps='': must be a whole number"),
+        (["sampling.max_new_tokens=null"], "sampling.max_new_tokens=null: cannot be null"),
+        (["steps"], "- steps: is not an override"),
     ],
 )
 def test_bad_input_ends_with_code_2_a_reason_and_an_empty_folder(argv, reason, tmp_path):
     done = sweep_py(*argv, cwd=tmp_path, code=2)
     assert reason in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_under_a_launcher_is_refused_once(tmp_path):
+    launched = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    first, second = (
+        sweep_py("+sweep=clip_ablation", "-m", cwd=tmp_path, code=2, RANK=rank, **launched) for rank in "01"
+    )
+    assert "without the launcher" in first.stderr and "engine.per_trial_gpus=2" in first.stderr
+    assert second.stderr == "" and list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_is_composed_once_and_like_hydra_composes_it(monkeypatch):
+    from hydra.types import RunMode
+
+    loader, words = make_loader(), ["+sweep=clip_ablation", "steps=7"]
+    composed = []
+    compose = loader._load_configuration_impl
+    monkeypatch.setattr(loader, "_load_configuration_impl", lambda **asked: composed.append(1) or compose(**asked))
+    read_mode = {"config_name": "config", "run_mode": RunMode.MULTIRUN, "validate_sweep_overrides": False}
+    only_mode = loader.load_configuration(overrides=words, **read_mode)
+    judged = {**read_mode, "validate_sweep_overrides": True}
+    assert loader.load_configuration(overrides=words, **judged) is only_mode and len(composed) == 1
+    again = loader.load_configuration(overrides=words, **judged)
+    assert again == only_mode and again is not only_mode and len(composed) == 2
+    loader.load_configuration(overrides=["hydra.verbose=true,false"], **read_mode)
+    with pytest.raises(ConfigCompositionException, match="Sweeping over Hydra's configuration"):
+        loader.load_configuration(overrides=["hydra.verbose=true,false"], **judged)
 
 
 def test_a_broken_sweep_file_is_named_with_line_or_key(tmp_path):

@@ -390,7 +390,29 @@ def test_the_plan_shows_every_run_its_cost_and_writes_nothing(plan, tmp_path, mo
 
 def test_groups_of_two_are_warned_about(plan, tmp_path):
     text = shown(plan("sampling.group_size=2,4"), tmp_path)
-    assert "82% at p=0.1, 50% at p=0.5" in text and "Warning: groups of 2" in text
+    assert "82% at p=0.1, 50% at p=0.5" in text
+    assert "Warning: group_size=2: sampling.group_size=2 gives at most half of the groups a signal" in text
+
+
+def test_settings_that_will_probably_disappoint_are_warned_about_with_whom_they_concern(plan, tmp_path):
+    both = plan("loss.kind=gspo", "seed=0,1")
+    assert len(both.warnings) == 1 and both.warnings[0].startswith("loss.low=0.2 loss.high=0.2 are bounds for token")
+    one = plan("loss.kind=clip,gspo")
+    assert [warning.split(":")[0] for warning in one.warnings] == ["gspo"] or one.warnings[0].startswith("kind=gspo")
+    stage = {"name": "clip", "arms": {"sequence": ["loss.kind=gspo"]}}
+    staged = plan(file={"stages": [stage]})
+    assert staged.warnings[0].startswith("clip/sequence: ")
+    searched = plan("study=random", "study.trials=2", "sampling.group_size=choice(2,8)")
+    assert searched.warnings[0].startswith("sampling.group_size=2: ")
+
+
+def test_overrides_that_repeat_the_base_are_no_differences_and_no_line_ends_in_spaces(plan, tmp_path):
+    lines = shown(plan("+sweep=clip_ablation"), tmp_path).splitlines()
+    table = [line.split("s  ", 1)[1] for line in lines if " s  " in line and not line.startswith("key")]
+    assert table[:3] == ["-", "loss.high=0.28", "loss.low=0.1 loss.high=0.3"]
+    assert [line for line in lines if line != line.rstrip()] == []
+    presets = shown(plan("algo=grpo,dapo,gspo"), tmp_path)
+    assert "algo=dapo\n" in presets and "algo=gspo\n" in presets
 
 
 def test_flat_share_is_p_to_the_g_plus_its_complement():

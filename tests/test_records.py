@@ -272,7 +272,7 @@ def test_missing_files_are_found_before_any_work_and_neighbours_are_named(tmp_pa
     )
     found = "\n".join(str(mistake) for mistake in mistakes(config))
     assert f"task.path={tmp_path / 'row.jsonl'}: there is no such file or folder" in found
-    assert f"Data files in {tmp_path}: rows.jsonl" in found
+    assert f"Did you mean {tmp_path / 'rows.jsonl'}?" in found
     for key in ("heldout_path", "verifier", "heldout_fraction", "limit", "filter", "prompt", "timeout_s", "percent"):
         assert f"task.{key}=" in found
     with pytest.raises(ConfigError, match="10 mistakes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -16,12 +17,14 @@ from reasonrl import tracking
 from reasonrl.events import read_events
 from sweeps import summary
 from sweeps.coordinator import Coordinator
+from sweeps.engines.base import Slot
 from sweeps.ledger import read_ledger
 from sweeps.runner import run
+from sweeps.seats import Seat
 from sweeps.state import RunState
 from sweeps.storage import Database
 from sweeps.story import read_runs, status_lines, why_lines
-from tests.fakes import group_members, make_plan, rows_of
+from tests.fakes import group_members, make_plan, make_spec, rows_of
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +148,7 @@ def test_a_killed_worker_is_replaced_and_its_run_continues_from_its_checkpoint(t
     assert [entry["error_class"] for entry in entries(plan.directory, "retry")] == ["killed", "killed"]
     starts = [e for e in read_events(next(plan.directory.glob("runs/*/events.jsonl"))) if e["type"] == "start"]
     assert [event["resumed_from"] for event in starts] == [None, 4, 4]
+    assert [(entry["step"], entry["attempt"]) for entry in entries(plan.directory, "start")] == [(0, 1), (4, 2), (4, 3)]
 
 
 def test_a_run_killed_again_and_again_without_progress_is_given_up(tmp_path: Path) -> None:
@@ -170,6 +174,29 @@ def test_a_hung_run_is_ended_by_the_step_timeout_and_tried_again(tmp_path: Path)
     assert run(plan) == 0
     assert [entry["error_class"] for entry in entries(plan.directory, "retry")] == ["hung"]
     assert by_name(plan.directory)["a-s0"].status == "finished"
+
+
+def test_a_run_has_three_times_the_patience_until_its_first_event() -> None:
+    seat = Seat(Slot(0, "cpu 0"))
+    seat.take(RunState(make_spec("a", 0, {"steps": 4})))
+    seat.last_progress -= 25.0
+    assert not seat.hung(10.0) and seat.hung(8.0)
+    seat.moved()
+    seat.last_progress -= 11.0
+    assert seat.hung(10.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_making_the_report_can_be_interrupted_and_says_how_to_make_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    monkeypatch.setattr(summary, "make_report", lambda sweep: os.kill(os.getpid(), number))
+    plan = make_plan(tmp_path / "s", {"a": {}}, seeds=(0,))
+    before = signal.getsignal(number)
+    assert run(plan) == 130
+    assert "python -m analysis export s" in capsys.readouterr().out
+    assert entries(plan.directory, "concluded")[-1]["exit_code"] == 130
+    assert signal.getsignal(number) is before and not (plan.directory / "coordinator.lock").exists()
 
 
 def test_a_worker_that_exits_by_itself_counts_as_infrastructure(tmp_path: Path) -> None:

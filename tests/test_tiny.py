@@ -88,6 +88,14 @@ def test_a_build_that_was_interrupted_leaves_nothing_behind(cache, monkeypatch, 
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
+def test_what_a_killed_build_left_is_swept_away_by_the_next(cache, tmp_path):
+    left = base_model_dir(ONE, [4]).with_name(base_model_dir(ONE, [4]).name + "killed")
+    left.mkdir()
+    (base_model_dir(ONE, [4]) / "sound.json").unlink()
+    base_model_dir(ONE, [4])
+    assert not left.exists()
+
+
 def _build_slowly(log):
     def slow(recipe):
         with open(log, "a") as file:

@@ -111,6 +111,9 @@ def _build(folder: Path, recipe: dict[str, Any]) -> None:
         flush=True,
     )
     started = time.monotonic()
+    for left in folder.parent.glob(f"{folder.name}?*"):  # by a build that was killed; the lock says none goes on now
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
     scratch = Path(tempfile.mkdtemp(prefix=folder.name, dir=folder.parent))
     try:
         with _every_core():

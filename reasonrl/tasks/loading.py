@@ -7,6 +7,7 @@ reason, so that the caller can count it, and never ends the reading.
 from __future__ import annotations
 
 import csv
+import difflib
 import gzip
 import io
 import json
@@ -61,7 +62,10 @@ def _neighbours(path: Path) -> str:
     if not folder.is_dir():
         return f" The folder {folder} does not exist either (paths are taken from {Path.cwd()})."
     found = sorted(item.name for item in folder.iterdir() if _suffix(item) in SUFFIXES)
-    return f" Data files in {folder.resolve()}: {', '.join(found[:10]) or 'none'}."
+    near = [name for name in found if Path(name).stem == path.stem] or difflib.get_close_matches(path.name, found, 3)
+    if near:
+        return f" Did you mean {' or '.join(str(folder / name) for name in near)}?"
+    return f" {folder.resolve()} holds no data file of a similar name."
 
 
 def _suffix(path: Path) -> str:
