@@ -186,8 +186,8 @@ def _base_config(plan: Plan) -> dict:
 def _print_flat(plan: Plan, console: Console) -> None:
     configs = [run.config for run in plan.runs] or [_base_config(plan)]
     entries = (*plan.space, *(entry for stage in plan.stages for entry in stage.space))
-    searched = [size for entry in entries if entry.key == "sampling.group_size" for size in entry.choices]
-    sizes = sorted({*map(int, searched), *(int(config["sampling"]["group_size"]) for config in configs)})
+    searched = [int(str(size)) for entry in entries if entry.key == "sampling.group_size" for size in entry.choices]
+    sizes = sorted({*searched, *(int(config["sampling"]["group_size"]) for config in configs)})
     for size in sizes:
         shares = ", ".join(f"{flat_share(rate, size):.0%} at p={rate:g}" for rate in SUCCESS_RATES)
         console.print(f"Groups of {size} without a signal (p^G + (1-p)^G): {shares}.", markup=False)
