@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from analysis.diagnosis_text import describe
 from analysis.logs import Log, find_logs, read_log
 from reasonrl.alerts import Alert, AlertMonitor, AlertsConfig
 from reasonrl.alerts.names import translate_row, unknown
@@ -68,53 +69,6 @@ def diagnose(
         str(log.path), log.kind, len(log.rows), log.rows[0][0], log.rows[-1][0], updates_per_rollout, alerts,
         monitor.skipped(), monitor.limited(), unknown(log.names), list(log.notes),
     )  # fmt: skip
-
-
-# ---- text
-def describe(found: Diagnosis) -> str:
-    """The findings as text: evidence, what to try, and what could not be judged."""
-    unit = "rollout steps" if found.updates_per_rollout == 1 else f"{found.updates_per_rollout:g} per rollout step"
-    lines = [
-        f"{found.path}",
-        f"  {found.kind}, {found.rows} rows, steps {found.first_step:g} to {found.last_step:g} ({unit})",
-    ]
-    lines += [f"  note: {note}" for note in found.notes]
-    for alert in found.alerts:
-        lines.append(f"  {alert.severity.upper():4} {alert.code} {alert.title}, step {alert.step:g}: {alert.message}")
-        lines.append(f"       evidence: {_evidence(alert.evidence)}")
-        if alert.intervention:
-            lines.append(f"       try: {' or '.join(alert.intervention)}")
-    if not found.alerts:
-        lines.append("  no findings")
-    if found.skipped:
-        lines.append(
-            "  skipped, input not logged: " + "; ".join(f"{k} ({', '.join(v)})" for k, v in found.skipped.items())
-        )
-    if found.limited:
-        lines.append(
-            "  judged in part, not logged: " + "; ".join(f"{k} ({', '.join(v)})" for k, v in found.limited.items())
-        )
-    if found.unknown:
-        names = ", ".join(found.unknown[:12]) + (
-            f" and {len(found.unknown) - 12} more" if len(found.unknown) > 12 else ""
-        )
-        lines.append(f"  unknown names (checked for NaN only): {names}")
-    return "\n".join(lines)
-
-
-def _evidence(evidence: dict[str, Any]) -> str:
-    parts = []
-    for name, value in evidence.items():
-        if name == "window":
-            parts.append(f"window {value[0]:g} to {value[1]:g}")
-        elif isinstance(value, float):
-            parts.append(f"{name} {value:.4g}")
-        elif isinstance(value, list):
-            shown = [f"{item:g}" if isinstance(item, int | float) else str(item) for item in value[:6]]
-            parts.append(f"{name} {', '.join(shown) or 'none'}")
-        else:
-            parts.append(f"{name} {value}")
-    return ", ".join(parts)
 
 
 # ---- command line

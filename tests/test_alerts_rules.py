@@ -278,6 +278,27 @@ def test_a11_a_dip_that_recovers_is_no_stop():
     assert stops(dip) == []
 
 
+def harder_data(step):
+    return 0.7 if step < 100 else 0.3
+
+
+@pytest.mark.parametrize(("after", "expected"), [(0.6, "flag"), (0.2, "stop")], ids=["held-out holds", "it falls too"])
+def test_a11_harder_data_is_no_stop_while_the_held_out_score_stands(after, expected):
+    held_out = every(10, lambda s: 0.3 + 0.003 * s if s <= 100 else after)
+    curriculum = rows(200, reward__total=lambda s: harder_data(s) + 0.01 * (s % 3), eval__accuracy=held_out)
+    assert worst(curriculum, "A11")[0] == expected
+
+
+def test_a11_a_rising_held_out_score_from_before_the_fall_buys_three_windows_only():
+    curves = {
+        "reward__total": lambda s: harder_data(s) + 0.01 * (s % 3),
+        "eval__accuracy": every(30, lambda s: s / 200),
+    }
+    sick = [(s, {n: v for n, v in row.items() if s < 100 or n != "eval/accuracy"}) for s, row in rows(200, **curves)]
+    severity, step = worst(sick, "A11")
+    assert severity == "stop" and 130 < step < 150
+
+
 def test_a11_two_thousand_rows_of_noise_are_no_fall():
     """Tiny batches: the best of 200 windows is far above the last by luck alone."""
     rng = random.Random(6)
@@ -357,6 +378,13 @@ def test_a16_low_entropy_tokens_are_a_flag_only_with_a03():
 def test_a17_sampler_and_trainer_must_agree_on_fresh_samples():
     assert worst(rows(4, shift__first_ratio_error=0.3), "A17") == ("stop", 2)
     assert worst(rows(40, shift__first_ratio_error=0.004), "A17") == (None, None)
+
+
+def test_a19_is_silent_about_a_run_that_learned_and_lost_it():
+    rng = random.Random(0)
+    lost = rows(200, reward__total=lambda s: ramp(s, 0, 90, 0.2, 0.6) * (s < 100) + rng.gauss(0.2, 0.03))
+    assert worst(lost, "A19") == (None, None)
+    assert worst(lost, "A11")[0] == "stop"
 
 
 def test_a19_no_learning_is_a_flag_and_never_a_stop():

@@ -294,11 +294,38 @@ def test_findings_are_printed_with_evidence_cure_skipped_rules_and_unknown_names
     write(tmp_path / "a.csv", "\n".join([lines[0], *(f"{line},1" for line in lines[1:])]))
     assert run(tmp_path / "a.csv") == 1
     out = capsys.readouterr().out
-    assert "STOP A04 entropy surge, step" in out
+    assert "  STOP A04 entropy surge, step" in out
     assert "evidence: entropy" in out and "window" in out
     assert "try: overlong=filter or loss.high / 2 or optim.lr / 2" in out
     assert "A09 (kl/ref)" in out
     assert "unknown names (checked for NaN only): mystery" in out
+
+
+def test_a_finding_raised_many_times_is_one_line_under_the_verdict(tmp_path, capsys):
+    lines = ["step,reward,entropy"]
+    lines += [
+        f"{s},{0.3 + 0.01 * (s % 2)},{0.6 if s < 30 else 0.6 * math.exp(-(s - 30) / 3):.6g}" for s in range(1, 121)
+    ]
+    path = write(tmp_path / "a.csv", "\n".join(lines))
+    assert run(path) == 1
+    out = capsys.readouterr().out
+    verdict = next(line for line in out.splitlines() if "verdict:" in line)
+    assert verdict.startswith("  verdict: STOP A03 entropy collapse (step ")
+    (line,) = (line for line in out.splitlines() if line.startswith("  STOP A03 entropy collapse, step "))
+    run(path, "--json")
+    raised = [a for a in json.loads(capsys.readouterr().out)["alerts"] if a["code"] == "A03"]
+    assert len(raised) > 5
+    worst, first = raised[-1]["step"], raised[0]["step"]
+    assert f"{raised[0]['severity']} from {first:g}, worst and last at {worst:g}, raised {len(raised)} times" in line
+    assert "e-" not in out and "under 0.0001" in out
+
+
+def test_a_healthy_log_says_so_and_how_many_rules_could_not_judge(tmp_path, capsys):
+    calm = write(tmp_path / "calm.csv", "step,reward\n" + "\n".join(f"{s},{0.5 + s / 100}" for s in range(30)))
+    skipped = diagnose.diagnose(read_log(calm)).skipped
+    run(calm)
+    assert f"verdict: no findings; {len(skipped)} rules had no input" in capsys.readouterr().out
+    assert len(skipped) > 10
 
 
 def test_our_own_runs_get_overrides_with_numbers(tmp_path):
@@ -345,7 +372,7 @@ def test_the_step_unit_is_declared(tmp_path, capsys):
     assert "A03" in capsys.readouterr().out
     run(path, "--updates-per-rollout", "16")
     out = capsys.readouterr().out
-    assert "16 per rollout step" in out and "no findings" in out
+    assert "16 per rollout step" in out and "verdict: no findings" in out
 
 
 def test_picture_is_written_one_per_log(tmp_path):

@@ -140,7 +140,9 @@ def test_program_never_sees_what_is_expected_of_it() -> None:
         "    files = ['/proc/self/cmdline', '/proc/self/environ'] + ['/box/' + n for n in os.listdir('/box')]\n"
         "    return found + [name for name in files if needle.encode() in open(name, 'rb').read()]\n"
     )
-    assert run_tests(hunt, "asserts", ["assert f() == [], 6491377936582014", "assert f() != 6491377936582014"]) == Outcome("passed")
+    assert run_tests(
+        hunt, "asserts", ["assert f() == [], 6491377936582014", "assert f() != 6491377936582014"]
+    ) == Outcome("passed")
 
 
 @walled

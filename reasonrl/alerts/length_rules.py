@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reasonrl.alerts.history import History
-from reasonrl.alerts.readings import fell, gained, growth, numbers, percent, reward_flat, risen_by
+from reasonrl.alerts.readings import fell, gained, growth, multiple, numbers, percent, reward_flat, risen_by
 from reasonrl.alerts.series import Series
 from reasonrl.alerts.types import Finding, Limits
 
@@ -21,11 +21,11 @@ def length_growth(h: History, t: Limits) -> Finding | None:
     times = growth(length) if length is not None else 0.0
     if length is not None and times > t["idle_ratio"] and reward_flat(h) and not gained(h):
         evidence = numbers(length=length.mean(), ratio=times) | {"window": length.span()}
-        message = f"Answers are {times:.1f} times as long as at the start, without any gain in reward."
+        message = f"Answers are {multiple(times)} as long as at the start, without any gain in reward."
         return Finding("flag", message, evidence, times)
     if length is not None and times > t["ratio"]:
         evidence = numbers(length=length.mean(), ratio=times) | {"window": length.span()}
-        return Finding("note", f"Answers are {times:.1f} times as long as at the start.", evidence, times)
+        return Finding("note", f"Answers are {multiple(times)} as long as at the start.", evidence, times)
     return None
 
 

@@ -12,9 +12,10 @@ from reasonrl.alerts.history import History
 from reasonrl.alerts.readings import (
     fell,
     gained,
+    held_out_defends,
     held_out_fell,
     held_out_flat,
-    held_out_rising,
+    multiple,
     not_rising,
     nothing_gained,
     numbers,
@@ -22,6 +23,7 @@ from reasonrl.alerts.readings import (
     recent_fall,
     risen_by,
     saturated,
+    short,
     stalled_for,
 )
 from reasonrl.alerts.series import Series
@@ -61,7 +63,7 @@ def no_update(h: History, t: Limits) -> Finding | None:
     evidence = numbers(reward_spread=spread, grad_norm=grad) | {"rows_in_a_row": held}
     evidence["window"] = [h.since.get("A02", h.step), h.step]
     severity = "stop" if held >= t["rows"] else "flag" if held >= t["rows"] - 1 else "note"
-    message = f"Rewards differ within groups (std {spread:.3g}), yet gradient norm and policy shift are exactly 0."
+    message = f"Rewards differ within groups (std {short(spread)}), yet gradient norm and policy shift are exactly 0."
     return Finding(severity, message + " Check that the optimizer holds the trained weights.", evidence, held)
 
 
@@ -77,7 +79,7 @@ def entropy_collapse(h: History, t: Limits) -> Finding | None:
         return None
     now = entropy.level()
     evidence = numbers(entropy=now.mean, baseline=base, ratio=now.mean / base) | {"window": [now.start, now.end]}
-    text = f"Entropy {now.mean:.3g} nats is {percent(now.mean / base)} of its baseline {base:.3g}"
+    text = f"Entropy {short(now.mean)} nats is {percent(now.mean / base)} of its baseline {short(base)}"
     badness = base / now.mean if now.mean > 0 else math.inf
     if not not_rising(h):
         return Finding("note", text + ".", evidence, badness)
@@ -109,7 +111,7 @@ def entropy_surge(h: History, t: Limits) -> Finding | None:
         return None
     window = [entropy.window.steps[len(entropy.window.steps) // 2], entropy.last_step]
     evidence = numbers(entropy=now, baseline=base, last=entropy.last) | {"window": window}
-    text = f"Entropy {now:.3g} nats is {now / base:.1f} times its start ({base:.3g})"
+    text = f"Entropy {short(now)} nats is {multiple(now / base)} its start ({short(base)})"
     lost = recent_fall(reward) if reward is not None else 0.0
     if lost >= t["fall"]:
         return Finding("stop", f"{text} and the train reward is {percent(lost)} down.", evidence, now / base)
@@ -132,8 +134,8 @@ def kl_growth(h: History, t: Limits) -> Finding | None:
     if levels[-1] < max(t["level"], t["growth"] * levels[0]) or not (faster or min(rises) > 0):
         return _large_kl(h, kl, t)
     evidence = numbers(kl=levels[-1], before=levels[0]) | {"window": [kl.blocks[-5][0], kl.blocks[-1][0]]}
-    text = f"KL to the reference rose {'ever faster' if faster else 'in four windows in a row'} to {levels[-1]:.3g}"
-    if fell(h, t["fall"]) and not held_out_rising(h):
+    text = f"KL to the reference rose {'ever faster' if faster else 'in four windows in a row'} to {short(levels[-1])}"
+    if fell(h, t["fall"]) and not held_out_defends(h, "A09"):
         return Finding("stop", f"{text} while the train reward fell.", evidence, levels[-1])
     if held_out_flat(h) or held_out_fell(h):
         return Finding("flag", f"{text} while the held-out score is flat or down.", evidence, levels[-1])
@@ -145,7 +147,9 @@ def _large_kl(h: History, kl: Series, t: Limits) -> Finding | None:
     if kl.mean() < t["far"] or kl.mean() < 10 * kl.early or gained(h) or not h.ready("reward/total"):
         return None
     evidence = numbers(kl=kl.mean(), start=kl.early) | {"window": kl.span()}
-    return Finding("flag", f"KL to the reference is {kl.mean():.3g} without any gain in reward.", evidence, kl.mean())
+    return Finding(
+        "flag", f"KL to the reference is {short(kl.mean())} without any gain in reward.", evidence, kl.mean()
+    )
 
 
 def clip_fraction(h: History, t: Limits) -> Finding | None:
@@ -156,19 +160,19 @@ def clip_fraction(h: History, t: Limits) -> Finding | None:
     base, now = clip.baseline.mean, clip.mean()
     evidence = numbers(clip=now, baseline=base) | {"window": clip.span()}
     if now > t["level"] and now > t["ratio"] * base and clip.recent() > now:
-        message = f"The clip fraction {now:.3g} is {now / base:.1f} times its start and rising."
+        message = f"The clip fraction {short(now)} is {multiple(now / base)} its start and rising."
         return Finding("flag", message, evidence, now / base)
     if now == 0 and base > clip.baseline.std:
         rate = h.train.get("optim/lr")
         if rate is None or rate.last > 0.1 * rate.highest:
-            message = f"Nothing is clipped any more (at the start {base:.3g}): the policy hardly moves."
+            message = f"Nothing is clipped any more (at the start {short(base)}): the policy hardly moves."
             return Finding("flag", message, evidence, 1)
     return None
 
 
 def off_policy(h: History, t: Limits) -> Finding | None:
     """A15: within one rollout step the policy leaves the one that sampled the data."""
-    found: dict[str, float | None] = {}
+    found: dict[str, float] = {}
     for name, limit in (("shift/kl_old", t["kl"]), ("shift/ratio_q99", t["ratio"])):
         series = h.series(name)
         if series is not None and abs(series.recent()) > limit:
@@ -181,8 +185,8 @@ def off_policy(h: History, t: Limits) -> Finding | None:
     if not found:
         return None
     evidence = numbers(**found) | {"window": [h.step - h.window * h.unit + 1, h.step]}
-    text = "The policy leaves the one that sampled: " + ", ".join(f"{name} {v:.3g}" for name, v in found.items())
-    badness = max(abs(value or 0.0) for value in found.values())
+    text = "The policy leaves the one that sampled: " + ", ".join(f"{name} {short(v)}" for name, v in found.items())
+    badness = max(abs(value) for value in found.values())
     if fell(h, t["fall"]):
         return Finding("stop", f"{text}, and the train reward fell.", evidence, badness)
     return Finding("flag", text + ".", evidence, badness)
@@ -204,6 +208,6 @@ def sampler_mismatch(h: History, t: Limits) -> Finding | None:
     if error is None or error.count > t["first_rows"] or min(error.window.values) <= t["tolerance"]:
         return None
     evidence = numbers(error=error.mean()) | {"window": [error.first_step, error.last_step]}
-    message = f"On fresh samples the log-ratio is off 0 by {error.mean():.3g}: sampler and trainer disagree."
+    message = f"On fresh samples the log-ratio is off 0 by {short(error.mean())}: sampler and trainer disagree."
     advice = " Use the same temperature and top-p/top-k filter on both sides."
     return Finding("stop", message + advice, evidence, error.mean())

@@ -68,9 +68,22 @@ def held_out_flat(h: History) -> bool | None:
     return all(scores.count - scores.best_row >= 3 for scores in known) if known else None
 
 
-def held_out_rising(h: History) -> bool:
-    """True when some held-out score found its best within its last two evaluations, of three or more."""
-    return any(s.count >= 3 and s.best > s.first and s.count - s.best_row <= 1 for s in h.held_out.values())
+def held_out_defends(h: History, key: str) -> bool:
+    """True when a held-out score says that the policy is sound whatever the train reward did (harder data, say).
+
+    It does so by an evaluation since the rule `key` began to complain, at its best or clearly above its first. Until
+    there is one, for three windows at most, a score that was rising before speaks for the policy.
+    """
+    since = h.since.get(key, h.step)
+    waiting = h.step - since < 3 * h.window * h.unit
+    for scores in h.held_out.values():
+        rising = scores.count >= 3 and scores.best > scores.first and scores.count - scores.best_row <= 1
+        above = scores.count >= 3 and not scores.below and scores.last - scores.first > 2 * scores.noise()
+        if rising and (waiting or scores.last_step >= since):
+            return True
+        if above and scores.last_step >= since:
+            return True
+    return False
 
 
 def held_out_fell(h: History) -> bool:
@@ -128,6 +141,15 @@ def apart(now: Level, base: Level) -> float:
     return math.sqrt(now.error + base.error)
 
 
+def once_gained(h: History) -> bool:
+    """True when the train reward's best window stood clearly above its baseline, whatever came later."""
+    reward = h.ready("reward/total")
+    if reward is None or reward.baseline is None or reward.best is None:
+        return False
+    best, base = reward.best, reward.baseline
+    return best.mean - base.mean > (2.5 + luck(reward)) * apart(best, base) + 0.05 * (reward.highest - reward.lowest)
+
+
 def gained(h: History, name: str = "reward/total") -> bool:
     """True when a metric's window stands above its baseline by two errors and 5 % of its range."""
     series = h.ready(name)
@@ -179,5 +201,18 @@ def numbers(**values: float | None) -> dict[str, Any]:
 
 
 def percent(share: float) -> str:
-    """A share as text: 0.314 -> '31 %'."""
-    return f"{100 * share:.0f} %"
+    """A share as text: 0.314 -> '31 %', 0.0004 -> 'under 1 %'."""
+    return "under 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"
+
+
+def multiple(factor: float) -> str:
+    """A growth as text: 3.14 -> '3.1 times'; from nothing there is no factor."""
+    return f"{factor:.1f} times" if factor < 100 else "over 100 times"
+
+
+def short(value: float) -> str:
+    """A number to three digits and without an exponent where that can be read: 4690, 0.077, under 0.0001."""
+    size = abs(value)
+    if 0 < size < 1e-4:
+        return "under 0.0001" if value > 0 else "over -0.0001"
+    return f"{value:.0f}" if 1000 <= size < 1e7 else f"{value:.3g}"

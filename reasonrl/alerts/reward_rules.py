@@ -5,15 +5,18 @@ from __future__ import annotations
 from reasonrl.alerts.history import History
 from reasonrl.alerts.readings import (
     apart,
+    fell,
     gained,
     growth,
+    held_out_defends,
     held_out_flat,
-    held_out_rising,
     numbers,
+    once_gained,
     percent,
     reward_fall,
     risen_by,
     saturated,
+    short,
     stays_above,
 )
 from reasonrl.alerts.series import Series
@@ -68,7 +71,7 @@ def overfit(h: History, t: Limits) -> Finding | None:
         lost = 1 - scores.last / scores.best
         evidence = {"name": name, "window": [scores.best_step, scores.last_step]}
         evidence |= numbers(score=scores.last, best=scores.best, noise=scores.noise())
-        text = f"{name} is {percent(lost)} under its best ({scores.last:.3g}, was {scores.best:.3g})"
+        text = f"{name} is {percent(lost)} under its best ({short(scores.last)}, was {short(scores.best)})"
         rising = reward is not None and scores.best_reward is not None and reward.mean() > scores.best_reward
         undone = scores.best - scores.last >= t["gain_lost"] * (scores.best - scores.first)
         if rising and undone and scores.below >= t["evals"] and scores.count >= t["known"]:
@@ -96,10 +99,10 @@ def reward_collapse(h: History, t: Limits) -> Finding | None:
         "damage": signs
     }
     evidence |= {"best_window": [fall.best.start, fall.best.end], "window": [fall.now.start, fall.now.end]}
-    levels = f"{fall.best.mean:.3g} to {fall.now.mean:.3g}"
+    levels = f"{short(fall.best.mean)} to {short(fall.now.mean)}"
     text = f"The train reward lost {percent(fall.share)} of its best window ({levels})"
     text += f", with {' and '.join(signs)}" if signs else ""
-    if lasting and h.held("A11") > t["windows"] * fall.now.rows and not held_out_rising(h):
+    if lasting and h.held("A11") > t["windows"] * fall.now.rows and not held_out_defends(h, "A11"):
         return Finding("stop", text + ", for a second window.", evidence, fall.share)
     return Finding("flag", text + ".", evidence, fall.share)
 
@@ -130,7 +133,7 @@ def destroyed(h: History, t: Limits) -> Finding | None:
         "damage": signs,
         "window": [start, reward.last_step],
     }
-    text = f"The reward was up to {reward.highest:.3g} and is exactly 0 for {rows} rows, with {' and '.join(signs)}"
+    text = f"The reward was up to {short(reward.highest)} and is exactly 0 for {rows} rows, with {' and '.join(signs)}"
     return Finding("stop", text + "; every group is flat, so no update can mend it.", evidence, 1)
 
 
@@ -160,7 +163,7 @@ def format_only(h: History, t: Limits) -> Finding | None:
     evidence = numbers(format=part.mean(), start=part.baseline.mean if part.baseline else None, steps=held)
     evidence |= {"part": name, "stuck": numbers(**{key: value.mean() for key, value in correct})}
     evidence["window"] = [max(h.first_step, h.step - held * h.unit), h.step]
-    text = f"{name} rose to {part.mean():.3g} while correctness stood at its floor for {held:.0f} rollout steps."
+    text = f"{name} rose to {short(part.mean())} while correctness stood at its floor for {held:.0f} rollout steps."
     lowest = all(p.mean() - p.floor() <= t["stop_floor"] * max(1.0, p.highest) for _, p in correct)
     if held >= t["stop_steps"] and lowest:
         return Finding("stop", text, evidence, 1)
@@ -180,7 +183,9 @@ def stuck(part: Series, t: Limits) -> bool:
 def no_learning(h: History, t: Limits) -> Finding | None:
     """A19: neither the train reward nor a held-out score moved over the whole run."""
     reward = h.ready("reward/total")
-    if reward is None or reward.count < t["rows"] or h.rollouts() < t["steps"] or saturated(h) or gained(h):
+    if reward is None or reward.count < t["rows"] or h.rollouts() < t["steps"]:
+        return None
+    if saturated(h) or gained(h) or once_gained(h) or fell(h, 0.2):
         return None
     (change, z), std = reward.trend(), reward.std()
     if change > t["change"] * std and z > t["z"]:

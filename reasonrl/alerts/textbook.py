@@ -7,7 +7,7 @@ without regard for the log's step unit.
 from __future__ import annotations
 
 from reasonrl.alerts.history import History
-from reasonrl.alerts.readings import numbers, percent
+from reasonrl.alerts.readings import multiple, numbers, percent, short
 from reasonrl.alerts.series import Series
 from reasonrl.alerts.types import Finding, Limits, Rule
 
@@ -25,7 +25,7 @@ def entropy_halved(h: History, t: Limits) -> Finding | None:
     if entropy is None or entropy.mean() >= t["ratio"] * entropy.opening:
         return None
     evidence = numbers(entropy=entropy.mean(), first=entropy.opening) | {"window": entropy.span()}
-    message = f"Entropy {entropy.mean():.3g} is under half of its first rows ({entropy.opening:.3g})."
+    message = f"Entropy {short(entropy.mean())} is under half of its first rows ({short(entropy.opening)})."
     return Finding("stop", message, evidence, entropy.opening / max(entropy.mean(), 1e-9))
 
 
@@ -57,7 +57,7 @@ def length_tripled(h: History, t: Limits) -> Finding | None:
         return None
     evidence = numbers(length=length.mean(), first=length.opening) | {"window": length.span()}
     times = length.mean() / max(length.opening, 1e-9)
-    return Finding("stop", f"Answers are {times:.1f} times as long as at first.", evidence, times)
+    return Finding("stop", f"Answers are {multiple(times)} as long as at first.", evidence, times)
 
 
 def kl_rises(h: History, t: Limits) -> Finding | None:
@@ -71,7 +71,7 @@ def kl_rises(h: History, t: Limits) -> Finding | None:
     if not all(b > a for a, b in zip(levels[:-1], levels[1:], strict=True)):
         return None
     evidence = numbers(kl=levels[-1], before=levels[0]) | {"window": [blocks[0][0], blocks[-1][0]]}
-    return Finding("stop", f"KL rose over four windows, to {levels[-1]:.3g}.", evidence, levels[-1])
+    return Finding("stop", f"KL rose over four windows, to {short(levels[-1])}.", evidence, levels[-1])
 
 
 def train_up_validation_flat(h: History, t: Limits) -> Finding | None:
