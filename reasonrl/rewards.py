@@ -1,4 +1,4 @@
-"""Rewards, kept in parts to the end: correctness, format, soft overlong, repetition, and user functions."""
+"""Rewards, kept in parts to the end: correctness, format, soft overlong, repetition, functions, reward models."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import functools
 import importlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from reasonrl.errors import ConfigError, Mistake, VerifierError
 from reasonrl.lazy import torch
 from reasonrl.overlong import OverlongConfig, soft_overlong_penalty
+from reasonrl.reward_model import RewardModelConfig, load_reward_model
 from reasonrl.types import Completions, Problem, Rollouts
 
 
 @dataclass
 class PartConfig:
-    """One reward part: its weight, and for a user's own part the function that computes it."""
+    """One reward part: its weight, and for a user's own part the function or the model that computes it."""
 
     weight: float = 1.0
     function: str | None = None  # dotted path; called with (problems, texts) of B rows, returns B numbers
+    model: RewardModelConfig | None = None  # a model that scores (problem, completion) pairs
     decay_to: float | None = None  # weight after the part is learned; None = constant
     decay_at: float = 0.9  # running mean of the part that starts the decay
     decay_steps: int = 20  # rollout steps from `weight` to `decay_to`
@@ -92,7 +94,10 @@ def repetition_share(ids: Sequence[int], n: int = 4) -> float:
     return 1.0 - len({tuple(ids[i : i + n]) for i in range(total)}) / total
 
 
-def load_function(path: str, key: str) -> Callable[[list[Problem], list[str]], Sequence[float]]:
+Scorer = Callable[[list[Problem], list[str]], Sequence[float | None]]
+
+
+def load_function(path: str, key: str) -> Scorer:
     """Import a user's reward function by dotted path; raises ConfigError naming `key`."""
     module, _, name = path.rpartition(".")
     try:
@@ -103,10 +108,16 @@ def load_function(path: str, key: str) -> Callable[[list[Problem], list[str]], S
 
 
 def reward_parts(
-    config: RewardConfig, overlong: OverlongConfig, rollouts: Rollouts, max_new_tokens: int, format_ok: Callable
+    config: RewardConfig,
+    overlong: OverlongConfig,
+    rollouts: Rollouts,
+    max_new_tokens: int,
+    format_ok: Callable,
+    scorers: Mapping[str, Scorer],
 ) -> dict[str, torch.Tensor]:
     """Return every configured part as a (P, G) tensor of raw values, before weights.
 
+    `scorers` are the users' functions and reward models, from `load_scorers`.
     correctness lies between `wrong` and `correct`; format is 0 or 1; repetition is minus the repeated share;
     overlong_soft is DAPO's punishment times (correct - wrong) / 2, because its -1 belongs to a +-1 reward.
     """
@@ -114,15 +125,12 @@ def reward_parts(
     lengths = rollouts.completions.lengths_B
     span = config.correct - config.wrong
     parts: dict[str, torch.Tensor] = {}
-    for name, part in config.parts.items():
-        if part.function is not None:
+    for name in config.parts:
+        if name in scorers:
             problems = [problem for problem in rollouts.problems for _ in range(shape[1])]
-            key = f"reward.parts.{name}.function"
-            values = list(load_function(part.function, key)(problems, rollouts.texts))
+            values = list(scorers[name](problems, rollouts.texts))
             if len(values) != len(rollouts.texts):
-                raise VerifierError(
-                    f"{key}={part.function} gave {len(values)} rewards for {len(problems)} completions."
-                )
+                raise VerifierError(f"reward.parts.{name} gave {len(values)} rewards for {len(problems)} completions.")
             parts[name] = torch.tensor([math.nan if v is None else float(v) for v in values]).view(shape)
         elif name == "correctness":
             parts[name] = config.wrong + span * rollouts.correct_PG
@@ -148,17 +156,25 @@ def rows_of(completions: Completions) -> list[list[int]]:
 BUILT_IN_PARTS = ("correctness", "format", "repetition")
 
 
-def load_functions(config: RewardConfig) -> None:
-    """Import the users' reward functions now; raises ConfigError with every one that is not there."""
+def load_scorers(config: RewardConfig) -> dict[str, Scorer]:
+    """Import the users' reward functions and load the reward models, by part.
+
+    Raises ConfigError with every function that is not there, ModelError for a model that cannot be used.
+    """
+    scorers: dict[str, Scorer] = {}
     mistakes: list[Mistake] = []
     for name, part in config.parts.items():
         try:
             if part.function is not None:
-                load_function(part.function, f"reward.parts.{name}.function")
+                scorers[name] = load_function(part.function, f"reward.parts.{name}.function")
         except ConfigError as error:
             mistakes += error.mistakes
     if mistakes:
         raise ConfigError(mistakes)
+    for name, part in config.parts.items():
+        if part.model is not None:
+            scorers[name] = load_reward_model(part.model, f"reward.parts.{name}.model")
+    return scorers
 
 
 @dataclass

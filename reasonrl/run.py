@@ -28,7 +28,7 @@ from reasonrl.logline import log_line
 from reasonrl.models import load_policy
 from reasonrl.models.policy import Policy, Reference, make_reference
 from reasonrl.optim import Optimizer
-from reasonrl.rewards import WeightSchedule, load_functions
+from reasonrl.rewards import Scorer, WeightSchedule, load_scorers
 from reasonrl.tasks import Task, load_task
 from reasonrl.tracking import Tracker, make_tracker
 from reasonrl.types import Problem, Summary
@@ -54,6 +54,7 @@ class Run:
     optimizer: Optimizer
     monitor: AlertMonitor
     weights: WeightSchedule
+    scorers: dict[str, Scorer]
     thermostat: Thermostat
     step: int = 0
     gradient_steps: int = 0
@@ -234,7 +235,7 @@ def open_run(
     Data and model are loaded before anything is written, so that bad input leaves no half-made folder.
     """
     torch.manual_seed(config.seed)
-    load_functions(config.reward)
+    scorers = load_scorers(config.reward)
     task = load_task(config.task, config.seed)
     policy = load(config) if load is not None else load_policy(config.model, config.task.operands)
     policy.configure_prompts(config.task.system, config.task.chat)
@@ -258,6 +259,7 @@ def open_run(
         optimizer=Optimizer(policy.trainable(), config.optim),
         monitor=AlertMonitor(config.alerts, settings=_dotted(to_dict(config)), group_size=config.sampling.group_size),
         weights=WeightSchedule(config.reward.parts),
+        scorers=scorers,
         thermostat=thermostat,
     )
     try:

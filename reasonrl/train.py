@@ -106,7 +106,9 @@ def score(run: Run, rollouts: Rollouts, ref_BT: torch.Tensor | None, step: int) 
     mask = done.mask_BT.float()
     limit, format_ok = config.sampling.max_new_tokens, format_check(run.policy, run.task)
     # a user's function need not give the same answer twice, so one process asks for all
-    parts = distributed.from_main(lambda: reward_parts(config.reward, config.overlong, rollouts, limit, format_ok))
+    parts = distributed.from_main(
+        lambda: reward_parts(config.reward, config.overlong, rollouts, limit, format_ok, run.scorers)
+    )
     names = list(parts)
     weights = [run.weights.weight(name, step) for name in names]
     domains = [problem.domain for problem in rollouts.problems for _ in range(size)]

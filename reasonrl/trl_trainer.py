@@ -208,7 +208,7 @@ class Scores:
         rollouts = self._rollouts(index, completion_ids, correct, texts)
         well_formed = format_check(run.policy, run.task)
         limit = config.sampling.max_new_tokens
-        parts = reward_parts(config.reward, config.overlong, rollouts, limit, well_formed)
+        parts = reward_parts(config.reward, config.overlong, rollouts, limit, well_formed, run.scorers)
         values = torch.stack([parts[name].flatten() for name in self.names], -1).tolist()
         return [Row(*row) for row in zip(index, completion_ids, values, correct.flatten().tolist(), strict=True)]
 

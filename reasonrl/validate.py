@@ -14,6 +14,7 @@ from reasonrl.tasks import TASKS, arithmetic, records
 if TYPE_CHECKING:
     from reasonrl.config import Config
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
 GSPO_LARGEST = 0.05  # a clip bound above this is of token size
 
 
@@ -38,7 +39,7 @@ def _choices(config: Config) -> Iterator[Mistake]:
         ("overlong.kind", config.overlong.kind, overlong.KINDS),
         ("task.kind", config.task.kind, tuple(TASKS)),
         ("model.kind", config.model.kind, ("tiny", "hf")),
-        ("model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "float16")),
+        ("model.dtype", config.model.dtype, DTYPES),
         ("tracking.kind", config.tracking.kind, ("none", "wandb")),
         ("tracking.mode", config.tracking.mode, ("online", "offline", "disabled")),
     )
@@ -176,14 +177,29 @@ def _kl(config: Config) -> Iterator[Mistake]:
         yield Mistake("kl.in_reward", True, f"uses k1, not {chosen.kind}", "Set kl.kind=k1 or kl.in_reward=false.")
 
 
+def _reward_source(key: str, name: str, part: rewards.PartConfig) -> Iterator[Mistake]:
+    """A part is built in, a function, or a model: one of the three."""
+    if part.function is None and part.model is None and name not in rewards.BUILT_IN_PARTS:
+        allowed = f"unknown part; built in are {', '.join(rewards.BUILT_IN_PARTS)}"
+        yield Mistake(key, name, allowed, "Give reward.parts.NAME.function=package.module.fn or .model.path=DIR.")
+    if part.model is None:
+        return
+    if part.function is not None:
+        yield Mistake(f"{key}.model", part.model.path, "excludes .function", "Keep one of the two.")
+    if not part.model.path:
+        yield Mistake(f"{key}.model.path", "null", "must be a folder or a hub name", f"Set {key}.model.path=DIR.")
+    if part.model.dtype not in DTYPES:
+        yield Mistake(f"{key}.model.dtype", part.model.dtype, f"must be one of {', '.join(DTYPES)}")
+    if part.model.batch_size < 1:
+        yield Mistake(f"{key}.model.batch_size", part.model.batch_size, "must be at least 1")
+
+
 def _rewards(config: Config) -> Iterator[Mistake]:
     parts = config.reward.parts
     if not parts:
         yield Mistake("reward.parts", parts, "needs at least one part", "Use reward=correctness.")
     for name, part in parts.items():
-        if part.function is None and name not in rewards.BUILT_IN_PARTS:
-            allowed = f"unknown part; built in are {', '.join(rewards.BUILT_IN_PARTS)}"
-            yield Mistake(f"reward.parts.{name}", name, allowed, "Give reward.parts.NAME.function=package.module.fn.")
+        yield from _reward_source(f"reward.parts.{name}", name, part)
         if not math.isfinite(part.weight):
             yield Mistake(f"reward.parts.{name}.weight", part.weight, "must be a finite number")
         if part.decay_to is not None and part.decay_steps < 1:
@@ -248,6 +264,10 @@ def doubts_about(config: Config) -> list[str]:
             f"loss.low={chosen.low:g} loss.high={chosen.high:g} are bounds for token ratios; with loss.kind=gspo the "
             "mean over a sequence moves about a thousand times less and is never clipped. GSPO uses 3e-4 and 4e-4 "
             "(loss=gspo)."
+        )
+    if config.kl.kind == "off" and any(part.model is not None for part in config.reward.parts.values()):
+        found.append(
+            "A reward model without a KL term: the policy drifts to what the model overrates. Take kl=k3_unbiased."
         )
     if config.sampling.group_size == 2:
         found.append(

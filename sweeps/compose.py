@@ -8,6 +8,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.core.override_parser.types import OverrideType
@@ -269,6 +270,8 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _build(hint: Any, value: Any) -> Any:
+    if isinstance(value, Mapping) and isinstance(hint, UnionType):  # Section | None
+        hint = next(kind for kind in get_args(hint) if kind is not NoneType)
     if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
         hints = _hints(hint)  # type: ignore[arg-type]
         return hint(**{key: _build(hints.get(key), item) for key, item in value.items()})  # type: ignore[operator]

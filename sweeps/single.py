@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -57,11 +58,39 @@ def train_once(cfg: DictConfig) -> int:
         os.environ.setdefault(name, value)
     from reasonrl.train import train
 
-    with _pause_on_interrupt(speaks) as pressed:
-        summary = train(config, run_dir, lambda event: "pause" if pressed else None)
+    with _pause_on_interrupt(speaks) as pressed, _progress_bar(config.steps, speaks) as advance:
+
+        def on_event(event: Event) -> str | None:
+            advance(event)
+            return "pause" if pressed else None
+
+        summary = train(config, run_dir, on_event)
     if speaks:
         _print_summary(summary.key, summary.status, summary.step, summary.reason, summary.metrics, run_dir)
     return EXIT_CODES.get(summary.status, 1)
+
+
+@contextmanager
+def _progress_bar(steps: int, speaks: bool) -> Iterator[Callable[[Event], None]]:
+    """Show steps done, time and time left below the log lines, on a terminal only; yields what takes the events."""
+    if not (speaks and sys.stdout.isatty()):
+        yield lambda event: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(soft_wrap=True), transient=True) as bar:
+        task = bar.add_task("", total=steps, start=False)
+
+        def advance(event: Event) -> None:
+            if event["type"] == "start":
+                bar.update(task, completed=event.get("resumed_from") or 0)
+                bar.start_task(task)
+            elif event["type"] == "step":
+                bar.update(task, completed=event["step"])
+
+        yield advance
 
 
 @contextmanager

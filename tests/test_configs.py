@@ -26,6 +26,8 @@ def beside(group: str, name: str, data: Path) -> list[str]:
         return [*model, "+task.datasets={basic_arithmetic:1}" if name == "reasoning_gym" else f"task.path={data}"]
     if (group, name) == ("model", "hf"):
         return model[1:]
+    if (group, name) == ("reward", "reward_model"):
+        return ["reward.parts.judge.model.path=some/model"]
     return ["reward=correctness_format"] if (group, name) == ("advantage", "gdpo") else []
 
 

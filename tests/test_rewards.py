@@ -15,6 +15,7 @@ from reasonrl.rewards import (
     RewardConfig,
     WeightSchedule,
     format_check,
+    load_scorers,
     repetition_share,
     reward_parts,
     think_format,
@@ -39,7 +40,7 @@ def rollouts(lengths, correct, texts=None):
 
 def parts_of(config, found, overlong=None, max_new_tokens=10):
     good = lambda prompt, ids, text: (prompt, ids[0], text) == ([1], 1, "good")  # noqa: E731
-    parts = reward_parts(config, overlong or OverlongConfig(), found, max_new_tokens, good)
+    parts = reward_parts(config, overlong or OverlongConfig(), found, max_new_tokens, good, load_scorers(config))
     return {name: part[0].tolist() for name, part in parts.items()}
 
 
@@ -81,7 +82,7 @@ def test_a_users_function_that_is_not_there_is_named_with_its_key():
 
 def test_a_users_function_that_forgets_a_row_is_told_so():
     config = RewardConfig(parts={"mine": PartConfig(function=f"{__name__}.only_one")})
-    with pytest.raises(VerifierError, match=r"reward\.parts\.mine\.function.* gave 1 rewards for 2 completions"):
+    with pytest.raises(VerifierError, match=r"reward\.parts\.mine gave 1 rewards for 2 completions"):
         parts_of(config, rollouts([1, 1], [0.0, 0.0]))
 
 

@@ -60,6 +60,15 @@ GUARDS = {
     "reward.correct": ({"reward__correct": 0.0}, "above reward.wrong"),
     "reward.parts.mine": ({"reward__parts": {"mine": {}, "correctness": {}}}, "unknown part"),
     "reward.parts": ({"reward__parts": {"correctness": {"weight": 0.0}}}, "all weigh 0"),
+    "reward.parts.rm.model.path": ({"reward__parts": {"rm": {"model": {"path": None}}}}, "a folder or a hub name"),
+    "reward.parts.rm.model": (
+        {"reward__parts": {"rm": {"function": "a.b", "model": {"path": "m"}}}},
+        "excludes .function",
+    ),
+    "reward.parts.rm.model.dtype": (
+        {"reward__parts": {"rm": {"model": {"path": "m", "dtype": "int8"}}}},
+        "one of auto",
+    ),
     "task.operands": ({"task__operands": [9]}, "always sum to 45"),
     "model.base_operands": ({"model__base_operands": [9]}, "from 2 to 8"),
     "model.path": ({"model__kind": "hf"}, "is not set"),

@@ -117,16 +117,16 @@ def make_reference(policy: Policy) -> Reference:
     return Reference(Policy(**fields), False)
 
 
-def choose_device(name: str) -> torch.device:
-    """Return the device of `name`; auto takes the first visible CUDA device, else the CPU."""
+def choose_device(name: str, key: str = "model.device") -> torch.device:
+    """Return the device of `name` (config key `key`); auto takes the first visible CUDA device, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise ModelError(f"model.device={name} is not a device; use auto, cpu, cuda or cuda:N.") from error
+        raise ModelError(f"{key}={name} is not a device; use auto, cpu, cuda or cuda:N.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ModelError(f"model.device={name}, but no CUDA device is visible. Use model.device=auto.")
+        raise ModelError(f"{key}={name}, but no CUDA device is visible. Use {key}=auto.")
     return device
 
 
