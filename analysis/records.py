@@ -283,16 +283,16 @@ def notes_about(records: list[Record], left_out: list[Record]) -> list[str]:
         ("failed by its own numbers or size", having(lambda r: r.row["outcome"] == "failed"), _reason),
         ("ended early, not by an alert", having(lambda r: r.row["outcome"] == "ended"), _reason),
         ("lost to the machine or the program", having(lambda r: r.row["outcome"] == "lost"), _reason),
-        ("lines that cannot be read, left out", having(lambda r: r.header.get("damaged")), _count("damaged")),
+        ("lines that cannot be read, left out", having(lambda r: r.header.get("damaged")), _count("damaged", "line")),
         (
             "steps written twice, the last writing kept",
             having(lambda r: r.header.get("repeated")),
-            _count("repeated"),
+            _count("repeated", "step"),
         ),
         (
             "values that are not numbers, left out",
             having(lambda r: r.header.get("bad_values")),
-            _count("bad_values"),
+            _count("bad_values", "value"),
         ),
         ("last evaluation is not a number", having(_nan_accuracy), _title),
         ("no evaluation recorded", having(_no_eval), _title),
@@ -325,8 +325,12 @@ def _reason(record: Record) -> str:
     return f"{_title(record)} at step {row['steps_done']} ({why or row['reason_message'] or row['error_class']})"
 
 
-def _count(name: str) -> Callable[[Record], str]:
-    return lambda record: f"{_title(record)} {record.header[name]}"
+def _count(name: str, noun: str) -> Callable[[Record], str]:
+    def words(record: Record) -> str:
+        count = record.header[name]
+        return f"{_title(record)} ({count} {noun}{'' if count == 1 else 's'})"
+
+    return words
 
 
 def _half_done(record: Record) -> bool:

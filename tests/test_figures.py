@@ -94,6 +94,30 @@ def test_stopped_run_is_marked_at_its_last_step_with_its_code(drawn):
     assert "A05" in texts(figure)
 
 
+def test_the_code_of_a_stop_stands_inside_the_panel_and_off_the_line_of_its_arm(tmp_path):
+    faults = {("symmetric", 1): "stopped", ("wide", 2): "failed"}
+    made = load(make_results(tmp_path / "r", arms=("symmetric", "clip_higher", "wide"), faults=faults))
+    figure, _ = FIGURES["accuracy_entropy"].draw(made)
+    for ax in figure.axes[:2]:
+        words = [text for text in ax.texts if text.get_text() in ("A05", "non-finite")]
+        assert len(words) == 2
+        for text in words:
+            box = text.get_window_extent()
+            assert ax.get_window_extent().padded(1).count_contains([box.min, box.max]) == 2
+            for line in (
+                line for line in ax.lines if str(line.get_gid()).startswith("arm:") and line.get_alpha() is None
+            ):
+                path = ax.transData.transform(line.get_xydata())
+                across = np.linspace(path[0, 0], path[-1, 0], 500)
+                assert box.count_contains(np.stack([across, np.interp(across, *path.T)], axis=1)) == 0
+
+
+def test_a_logarithmic_height_of_one_decade_is_named_in_plain_numbers(results):
+    figure, _ = FIGURES["clip_fraction"].draw(results)
+    ticks = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert {"0.001", "0.002"} <= set(ticks) and not any("times" in text for text in ticks)
+
+
 def test_after_a_stop_the_mean_of_the_survivors_is_drawn_apart(drawn):
     figure, _ = drawn
     lines = [line for line in figure.axes[1].lines if line.get_gid() == "arm:symmetric"]
@@ -149,12 +173,13 @@ def test_dynamic_sampling_compares_the_way_to_the_target_in_steps_and_in_tokens(
     assert "Tokens to 0.500" in texts(figure)
 
 
-def test_target_that_no_run_reaches_gives_no_interval(tmp_path):
+def test_target_that_no_run_reaches_gives_no_interval_and_no_ratio_to_read(tmp_path):
     made = load(make_results(tmp_path / "r", arms=("plain", "dynamic_sampling")))
-    _, numbers = FIGURES["dynamic_sampling"].draw(made, target=0.999)
+    figure, numbers = FIGURES["dynamic_sampling"].draw(made, target=0.999)
     ratio = numbers[numbers["kind"] == "ratio"]
     assert ratio["low"].isna().all() and ratio["high"].isna().all()
     assert set(numbers[numbers["kind"] == "target"]["code"]) == {"not reached"}
+    assert "dynamic-sampling: unclear (6 of 6 runs not there in time)" in texts(figure) and "×" not in texts(figure)
 
 
 def test_zeros_on_a_logarithmic_axis_are_counted_not_dropped_silently(tmp_path):
@@ -178,6 +203,7 @@ def test_dashboard_shows_the_stopped_run_with_its_alert_windows(results):
     assert "symmetric seed 1: stopped at step 10 by A05" in texts(figure)
     alerts = numbers[numbers["kind"] == "alert"].set_index("code")
     assert (alerts.at["A05", "window_start"], alerts.at["A05", "window_end"]) == (1, 10)
+    assert "Rollout step (each 16 gradient steps)" in texts(figure)
 
 
 def test_dashboard_of_an_unknown_run_names_those_there_are(results):

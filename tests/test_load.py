@@ -139,7 +139,7 @@ def test_a_repeated_step_keeps_its_last_writing_and_is_noted(tmp_path):
     )
     assert list(results.rows["step"]) == list(range(1, 21))
     assert (results.rows["reward/total"] > -1).all(), "the first writing of steps 8 to 10 was -1"
-    assert note(results, "steps written twice")[0].endswith("symmetric seed 0 3.")
+    assert note(results, "steps written twice")[0].endswith("symmetric seed 0 (3 steps).")
 
 
 def test_steps_that_go_back_are_sorted_and_the_last_writing_counts():

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogFormatterSciNotation, LogLocator, MaxNLocator, NullFormatter
 from scipy.special import stdtrit
 
 from analysis.style import ALERT, MUTED, PAPER, ArmStyle
@@ -95,47 +95,70 @@ def fit_height(ax: Axes, lines: Sequence[float], bands: Sequence[float], share: 
     values = values[np.isfinite(values)]
     if not len(values):
         return
-    low, high = float(values.min()), float(values.max())
-    least = 0.05 if share else 0.02 * max(abs(high), abs(low)) or 1.0  # rounding must not look like a trend
-    if high - low < least:
-        low, high = (low + high - least) / 2, (low + high + least) / 2
-    room = high - low
-    wide = np.asarray(bands, float)
-    wide = wide[np.isfinite(wide)]
-    if len(wide):
-        low, high = max(low - room / 4, min(low, wide.min())), min(high + room / 4, max(high, wide.max()))
-    low, high = low - 0.06 * room, high + 0.06 * room
+    # rounding must not look like a trend
+    least = 0.05 if share else 0.02 * max(abs(values.max()), abs(values.min())) or 1.0
+    low, high = _height(values, np.asarray(bands, float), least)
     if share:
         low, high = max(low, -0.04 * (high - low)), min(high, 1 + 0.04 * (high - low))
     ax.set_ylim(low, high)
 
 
+def fit_log_height(ax: Axes, lines: Sequence[float], bands: Sequence[float]) -> None:
+    """The same on a logarithmic height, named 1, 2, 5 in plain numbers, or in powers of ten where there are many."""
+    values, edges = (np.asarray(numbers, float) for numbers in (lines, bands))
+    values, edges = (np.log10(numbers[np.isfinite(numbers) & (numbers > 0)]) for numbers in (values, edges))
+    ax.set_yscale("log", nonpositive="mask")
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    if not len(values):
+        return
+    low, high = (10**edge for edge in _height(values, edges, 0.3))
+    ax.set_ylim(low, high)
+    if high > 100 * low:
+        return
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    if low > 1e-5:
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.6f}".rstrip("0").rstrip(".")))
+    else:
+        ax.yaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(9, 9)))
+
+
+def _height(lines: np.ndarray, bands: np.ndarray, least: float) -> tuple[float, float]:
+    """Ends of a panel that shows all of `lines`, at least `least` high, and of `bands` as much as is reasonable."""
+    low, high = float(lines.min()), float(lines.max())
+    if high - low < least:
+        low, high = (low + high - least) / 2, (low + high + least) / 2
+    room = high - low
+    wide = bands[np.isfinite(bands)]
+    if len(wide):
+        low, high = max(low - room / 4, min(low, wide.min())), min(high + room / 4, max(high, wide.max()))
+    return low - 0.06 * room, high + 0.06 * room
+
+
 def mark_stops(ax: Axes, stops: pd.DataFrame, styles: Mapping[str, ArmStyle]) -> None:
-    """A cross and the code where a run was stopped; `stops` has arm, x, y, code. Near ones share one label."""
+    """A cross and the code where a run was stopped; `stops` has arm, x, y, code. Near ones share one label, which
+    stands on the side of the cross where it covers least."""
     if stops.empty:
         return
     for arm, part in stops.groupby("arm", sort=False, observed=True):
         ax.plot(part["x"], part["y"], linestyle="none", marker="x", markersize=5, markeredgewidth=1.4)
         ax.lines[-1].set(color=styles[str(arm)].colour, zorder=5)
-    low, high = ax.get_xlim()
-    wide = (high - low) or 1.0
-    bottom, top = ax.get_ylim()
-    tall = (top - bottom) or 1.0
-    groups: list[list[Any]] = []  # [x, y, {code: count}]
-    for x, y, code in stops[["x", "y", "code"]].itertuples(index=False):
-        for group in groups:
-            if abs(group[0] - x) / wide < 0.09 and abs(group[1] - y) / tall < 0.09:
-                group[2][code] = group[2].get(code, 0) + 1
-                break
+    groups: list[tuple[Any, tuple[float, float], dict[str, int]]] = []  # place, (x, y), {code: count}
+    places = _inside(ax, stops[["x", "y"]].to_numpy(float))
+    for (x, y, code), place in zip(stops[["x", "y", "code"]].itertuples(index=False), places, strict=True):
+        near = [codes for where, _, codes in groups if np.abs(where - place).max() < 0.09]
+        if near:
+            near[0][code] = near[0].get(code, 0) + 1
         else:
-            groups.append([x, y, {code: 1}])
-    for x, y, codes in groups:
-        text = ", ".join(code if count == 1 else f"{code} ×{count}" for code, count in codes.items())
-        left = (x - low) / wide > 0.8
-        above = (y - bottom) / tall < 0.85
+            groups.append((place, (x, y), {code: 1}))
+    taken = _traces(ax)
+    for place, point, codes in groups:
+        names = {code: code.replace("_", "-") for code in codes}
+        text = ", ".join(names[code] if count == 1 else f"{names[code]} ×{count}" for code, count in codes.items())
+        left, above, box = _roomiest_side(ax, place, text, taken)
+        taken = np.concatenate([taken, box])
         ax.annotate(
             text,
-            (x, y),
+            point,
             xytext=(-4 if left else 4, 5 if above else -5),
             textcoords="offset points",
             ha="right" if left else "left",
@@ -145,6 +168,45 @@ def mark_stops(ax: Axes, stops: pd.DataFrame, styles: Mapping[str, ArmStyle]) ->
             zorder=6,
             bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.6},
         )
+
+
+def _inside(ax: Axes, points: np.ndarray) -> np.ndarray:
+    """Data points (n, 2) as fractions of the axes, on linear and logarithmic scales."""
+    ax.get_xlim(), ax.get_ylim()  # limits are found lazily, and the transform alone does not ask for them
+    return np.asarray(ax.transAxes.inverted().transform(ax.transData.transform(points)))
+
+
+def _traces(ax: Axes) -> np.ndarray:
+    """Points along all lines of a panel in fractions of the axes (n, 2), close enough to see what a label covers."""
+    out = [np.zeros((0, 2))]
+    for line in ax.lines:
+        path = np.asarray(line.get_xydata(), float)
+        path = path[np.isfinite(path).all(axis=1)]
+        if len(path) > 1 and line.get_linestyle() != "None":
+            fine = np.linspace(0, len(path) - 1, max(len(path), 120))
+            path = np.stack([np.interp(fine, range(len(path)), column) for column in path.T], axis=1)
+        if len(path):
+            out.append(_inside(ax, path))
+    return np.concatenate(out)
+
+
+def _roomiest_side(ax: Axes, place: np.ndarray, text: str, taken: np.ndarray) -> tuple[bool, bool, np.ndarray]:
+    """Whether a label beside `place` goes left and above, so that it hides least; and its box as points."""
+    figure = ax.figure.get_figure(root=True)
+    inches = figure.get_size_inches() if isinstance(figure, Figure) else np.array([3.3, 2.0])
+    unit = 1 / (ax.get_position().size * inches * 72)  # a typographic point as fractions of the axes
+    wide, tall, away = 3.9 * len(text) * unit[0], 9.0 * unit[1], 4.5 * unit
+    best, least = (False, True, np.zeros((0, 2))), math.inf
+    for left, above in ((False, True), (False, False), (True, True), (True, False)):
+        x = place[0] - away[0] - wide if left else place[0] + away[0]
+        y = place[1] + away[1] if above else place[1] - away[1] - tall
+        near = (taken >= (x, y)) & (taken <= (x + wide, y + tall))
+        outside = max(-x, -y, x + wide - 1.0, y + tall - 1.0, 0.0)
+        cost = float(near.all(axis=1).sum()) + (1000 * (1 + outside) if outside else 0)
+        if cost < least:
+            corners = np.stack(np.meshgrid(np.linspace(x, x + wide, 12), np.linspace(y, y + tall, 4)), axis=-1)
+            best, least = (left, above, corners.reshape(-1, 2)), cost
+    return best
 
 
 def label_ends(ax: Axes, ends: Sequence[tuple[str, float, float, ArmStyle]]) -> None:
@@ -260,11 +322,7 @@ def add_note(ax: Axes, text: str) -> None:
 
 def free_corner(ax: Axes, wide: float = 0.5, tall: float = 0.25) -> tuple[float, float, bool, bool]:
     """The emptiest corner of a panel: (x, y) in axes fractions, and whether it is right and top."""
-    ax.get_xlim(), ax.get_ylim()  # limits are found lazily, and the transform alone does not ask for them
-    points = [np.asarray(line.get_xydata(), float) for line in ax.lines]
-    places = np.concatenate([np.zeros((0, 2)), *points])
-    places = places[np.isfinite(places).all(axis=1)]
-    inside = ax.transAxes.inverted().transform(ax.transData.transform(places)) if len(places) else places
+    inside = _traces(ax)
     best, fewest = (0.98, 0.03, True, False), math.inf
     for right, top in ((True, False), (False, False), (False, True), (True, True)):
         near_x = inside[:, 0] > 1 - wide if right else inside[:, 0] < wide

@@ -157,9 +157,11 @@ def _word(way: Reached) -> str:
 def _ratio_text(arm: str, ratio: StepsRatio) -> str:
     if not math.isfinite(ratio.ratio):
         return f"{label(arm)}: never there"
+    missing = ratio.censored_a + ratio.censored_b
+    if ratio.bound == "unclear":
+        return f"{label(arm)}: unclear ({missing} of {2 * ratio.n} runs not there in time)"
     bound = {"at most": "≤ ", "at least": "≥ "}.get(ratio.bound, "")
     text = f"{label(arm)}: {bound}{ratio.ratio:.2f}×"
     if ratio.interval:
         return f"{text} ({ratio.interval.low:.2f} to {ratio.interval.high:.2f})"
-    missing = ratio.censored_a + ratio.censored_b
     return f"{text} ({missing} of {2 * ratio.n} runs not there)" if missing else text

@@ -16,6 +16,7 @@ from analysis.figures.common import (
     axis_label,
     draw_arm,
     fit_height,
+    fit_log_height,
     label_ends,
     mark_stops,
     mean_over_seeds,
@@ -121,12 +122,15 @@ def metric_panel(
     marked = metric.startswith("eval/") and finite["step"].nunique() <= 12
     for place, arm in enumerate(arms):
         mine = summary[summary["arm"] == arm]
+        if log:  # a band that reaches zero goes down to the bottom of the panel
+            mine = mine.assign(low=mine["low"].where(~(mine["low"] <= 0), np.finfo(float).tiny))
         if not mine.empty:
             draw_arm(ax, mine, "step", styles[arm], int(seeds[arm]), marked, place)
+    lines, bands = [*finite[metric], *others[metric]], [*summary["low"], *summary["high"]]
     if log:
-        ax.set_yscale("log", nonpositive="mask")
+        fit_log_height(ax, lines, bands)
     else:
-        fit_height(ax, [*finite[metric], *others[metric]], [*summary["low"], *summary["high"]], share=_is_share(metric))
+        fit_height(ax, lines, bands, share=_is_share(metric))
     last = float(finite["step"].max())
     ax.set_xlim(0 if finite["step"].min() <= 1 else None, last * 1.02 if last else 1)
     stops = stops_of(results, points, metric)

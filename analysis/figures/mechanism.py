@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from scipy.stats import rankdata
 
-from analysis.figures.common import add_note, say_missing, step_axes
+from analysis.figures.common import say_missing, step_axes
 from analysis.figures.curves import metric_panel, name_arms, panels, points_of, shown_arms, thinned, updates_per_step
 from analysis.load import Results
-from analysis.style import INK, PAPER, arm_styles
+from analysis.style import INK, MUTED, PAPER, arm_styles
 from analysis.verdict import label
 
 PREDICTED, MEASURED, COV = "entropy/predicted_change", "entropy/measured_change", "entropy/cov"
@@ -62,8 +62,8 @@ def _scatter(ax: Axes, results: Results, pairs: pd.DataFrame) -> pd.DataFrame:
         ax.plot(dots["predicted"], dots["measured"], linestyle="none", marker=style.marker, color=style.colour)
         ax.lines[-1].set(alpha=0.55, markersize=2.6, markeredgecolor=PAPER, markeredgewidth=0.2)
         rho = spearman(mine["predicted"], mine["measured"])
-        lines.append(
-            f"{label(arm)}: ρ = {rho:.2f}, n = {len(mine)}" if np.isfinite(rho) else f"{label(arm)}: n = {len(mine)}"
+        ax.lines[-1].set_label(
+            f"{label(arm)}: " + (f"ρ = {rho:.2f}, " if np.isfinite(rho) else "") + f"n = {len(mine)}"
         )
         rows.append({"kind": "correlation", "arm": arm, "value": rho, "n": len(mine)})
     ax.axline((0, 0), slope=1, color=INK, linewidth=0.6, linestyle=(0, (1, 2)))
@@ -77,10 +77,13 @@ def _scatter(ax: Axes, results: Results, pairs: pd.DataFrame) -> pd.DataFrame:
         inside &= pairs[name].between(low - room, high + room)
     if not inside.all():
         lines.append(f"{int((~inside).sum())} steps outside")
-    ax.locator_params(nbins=5)
+    ax.locator_params("x", nbins=4)
+    ax.locator_params("y", nbins=5)
     if every > 1:
         lines.append(f"every {every}th step drawn")
-    add_note(ax, "\n".join(lines))
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, handletextpad=0.2, labelspacing=0.2)
+    if lines:
+        ax.set_title("; ".join(lines), loc="right", fontsize=6.2, fontweight="normal", color=MUTED, pad=3)
     points = drawn[["arm", "seed", "step", "predicted", "measured"]].assign(kind="step")
     return pd.concat([pd.DataFrame(rows), points], ignore_index=True).assign(metric="entropy change")
 

@@ -132,8 +132,8 @@ FIGURES: dict[str, FigureSpec] = {
             objective.clip_objective,
             "The clip objective and how far it lets a token rise",
             "Left: objective per token for a good and a bad answer (A = +1, -1); dotted without clip; beyond the "
-            "mark a token has no gradient of its own. Right: the largest probability a rare (0.01) and a common "
-            "(0.6) token reach before that. Shared weights can carry a token further.",
+            "mark a token has no gradient of its own. Bounds are written low/high. Right: the largest probability a "
+            "rare (0.01) and a common (0.6) token reach before that. Shared weights can carry a token further.",
             (),
             _differs("loss.low", "loss.high"),
             {"single": 5.6, "double": 2.3},

@@ -68,6 +68,7 @@ def dashboard(results: Results, figure: Figure | SubFigure, run: str | None = No
     evals = results.evals[results.evals["key"] == chosen["key"]]
     alerts = results.alerts[results.alerts["key"] == chosen["key"]]
     steps = [float(frame["step"].max()) for frame in (rows, evals) if len(frame)]
+    updates = _updates(rows)
     tables = []
     for index, (ax, panel) in enumerate(zip(axes, PANELS, strict=True)):
         tables.append(_draw_panel(ax, panel, rows, evals))
@@ -77,6 +78,8 @@ def dashboard(results: Results, figure: Figure | SubFigure, run: str | None = No
             _shade(ax, alerts, codes=index < columns)
             ax.set_xlim(0, max(steps, default=1.0) * 1.02)
             step_axes(ax, None, below=index >= len(PANELS) - columns)
+            if updates and index >= len(PANELS) - columns:
+                ax.set_xlabel(f"Rollout step\n(each {updates:g} gradient steps)")
             ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     windows = pd.DataFrame([_window(alert) for alert in alerts.to_dict("records")])
     parts = [part for part in [*tables, windows.assign(kind="alert")] if not part.empty]
@@ -99,6 +102,12 @@ def choose_run(results: Results, run: str | None) -> pd.Series | None:
         return stopped.iloc[0]
     counts = results.alerts["key"].value_counts()
     return runs.iloc[int(runs["key"].map(counts).fillna(0).to_numpy().argmax())]
+
+
+def _updates(rows: pd.DataFrame) -> float:
+    """Gradient steps per rollout step of a run; 0 where that is not recorded or changes."""
+    per = (rows["gradient_step"] / rows["step"])[rows["step"] > 0].astype(float)
+    return round(float(per.iloc[-1]), 6) if len(per) and np.ptp(per) < 1e-6 else 0.0
 
 
 def _title(run: pd.Series) -> str:

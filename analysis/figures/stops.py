@@ -85,7 +85,7 @@ def _endings(ax: Axes, runs: pd.DataFrame, narrow: bool) -> None:
     for row, run in enumerate(runs.to_dict("records")):
         if run["outcome"] in ("finished", "unfinished"):
             continue
-        text = str(run["reason_code"] or run["error_class"] or run["outcome"])
+        text = label(str(run["reason_code"] or run["error_class"] or run["outcome"]))
         if not narrow and run["reason_title"]:
             text = f"{text} {run['reason_title']}"
         if run["saved"]:
