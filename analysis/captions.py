@@ -44,13 +44,13 @@ def setting(results: Results) -> str:
 def stopped_text(results: Results, most: int = 6) -> str:
     """Which runs were stopped, failed, lost or are unfinished, in a sentence."""
     runs = arm_runs(results)
-    columns = ["arm", "seed", "steps_done", "steps_planned", "reason_code"]
+    columns = ["arm", "seed", "steps_done", "steps_planned", "reason_code", "error_class"]
     out = []
     for outcome, word in _ENDINGS.items():
         group = runs[runs["outcome"] == outcome][columns]
         names = [
-            f"{label(arm)} seed {seed} at step {done} of {planned}" + (f" ({code})" if code else "")
-            for arm, seed, done, planned, code in group.itertuples(index=False)
+            f"{label(arm)} seed {seed} at step {done} of {planned}" + (f" ({code or error})" if code or error else "")
+            for arm, seed, done, planned, code, error in group.itertuples(index=False)
         ]
         if names:
             out.append(f"{word}: {_join(names, most)}.")

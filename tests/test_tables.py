@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import numpy as np
 import pandas as pd
@@ -58,7 +59,7 @@ def test_bold_stands_only_where_the_difference_is_distinguishable(tmp_path):
     assert any(bold) and not all(bold)
     for line, is_bold in zip(table.to_markdown().splitlines()[4:], bold, strict=False):
         assert ("**" in line) == is_bold
-    rows = [line for line in table.to_latex().splitlines() if line.startswith(("clip", "wide"))]
+    rows = [line for line in table.to_latex().splitlines() if line.endswith(r"\tabularnewline")][1:]
     assert [r"\textbf" in row for row in rows] == bold
 
 
@@ -169,5 +170,19 @@ def test_latex_uses_booktabs_and_balances_its_environments(tmp_path):
         assert [text.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
         assert text.count(r"\begin{") == text.count(r"\end{") == 2
         body = text.split(r"\midrule")[1].split(r"\bottomrule")[0].strip().splitlines()
-        columns = len(text.split(r"\begin{tabular}{")[1].split("}")[0])
+        body = [line for line in body if not line.startswith(r"\addlinespace")]
+        columns = len(re.findall(r"l|r|p\{\d+pt\}", text.split("{@{}")[1].split("@{}}")[0]))
+        assert columns == len(table.shown.columns) and len(body) == len(table.shown)
         assert all(line.replace(r"\&", "").count("&") == columns - 1 for line in body)
+
+
+def test_a_wide_latex_table_is_wrapped_to_the_page_and_a_narrow_one_is_left_alone():
+    long = {"Arm": ["clip-higher minus symmetric"] * 2, "Accuracy": ["0.65 (0.56 to 0.73)"] * 2}
+    text = Table("t", "T", "c", pd.DataFrame({"a": [1]}), pd.DataFrame(long)).to_latex()
+    assert r"\begin{table}[t]" in text and r"\begin{tabular}{@{}lr@{}}" in text
+    wide = long | {"Evidence": ["97 % of all groups are wrong in every one of the last ten steps " * 2] * 2}
+    wide |= {f"Measure {place}": ["0.65 (0.56 to 0.73)"] * 2 for place in range(3)}
+    text = Table("t", "T", "c", pd.DataFrame({"a": [1]}), pd.DataFrame(wide)).to_latex()
+    points = [int(width) for width in re.findall(r"p\{(\d+)pt\}", text)]
+    assert r"\begin{table*}[t]" in text and len(points) == 6 and sum(points) + 6 * len(points) <= 400
+    assert "0.65 (0.56~to~0.73)" in text, "an interval is not broken over two lines"
