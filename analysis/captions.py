@@ -49,7 +49,8 @@ def stopped_text(results: Results, most: int = 6) -> str:
     for outcome, word in _ENDINGS.items():
         group = runs[runs["outcome"] == outcome][columns]
         names = [
-            f"{label(arm)} seed {seed} at step {done} of {planned}" + (f" ({code or error})" if code or error else "")
+            f"{label(arm)} seed {seed} at step {done} of {planned}"
+            + (f" ({label(code or error)})" if code or error else "")
             for arm, seed, done, planned, code, error in group.itertuples(index=False)
         ]
         if names:

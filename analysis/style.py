@@ -26,6 +26,7 @@ MUTED = "#6b6b6b"
 GRID = "#e3e3e3"
 PAPER = "#ffffff"
 ALERT = "#b3261e"
+BAR = "#b9c3cf"  # of the stop map
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ ON_DARK = {
     GRID: "#3a3a3d",
     PAPER: "#1b1b1e",
     ALERT: "#ff8a80",
+    BAR: "#46515e",
 }
 
 RC: dict[str, Any] = {

@@ -182,7 +182,7 @@ def stops_table(results: Results) -> Table:
         shown.append(
             {"Run": f"{label(run['arm'])} seed {run['seed']}", "Ended": run["outcome"]}
             | {"Step": f"{run['steps_done']} of {run['steps_planned']}"}
-            | {"Reason": why or run["error_class"] or "n/a", "Evidence": run["reason_message"] or "n/a"}
+            | {"Reason": why or label(run["error_class"]) or "n/a", "Evidence": run["reason_message"] or "n/a"}
             | {"Try": " or ".join(advice) or "n/a"}
         )
     total = sum(int(str(row["steps_saved"])) for row in frame if row["outcome"] == "stopped")

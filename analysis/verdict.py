@@ -139,7 +139,7 @@ def _stopped(results: Results) -> list[str]:
             hit = mine[mine["outcome"] == outcome]
             if len(hit):
                 codes = sorted(
-                    {code or error for code, error in zip(hit["reason_code"], hit["error_class"], strict=True)}
+                    {label(code or error) for code, error in zip(hit["reason_code"], hit["error_class"], strict=True)}
                 )
                 parts.append(f"{len(hit)} of {len(mine)} {label(arm)} ({', '.join(codes)})")
         if parts:

@@ -203,7 +203,7 @@ def test_dashboard_shows_the_stopped_run_with_its_alert_windows(results):
     assert "symmetric seed 1: stopped at step 10 by A05" in texts(figure)
     alerts = numbers[numbers["kind"] == "alert"].set_index("code")
     assert (alerts.at["A05", "window_start"], alerts.at["A05", "window_end"]) == (1, 10)
-    assert "Rollout step (each 16 gradient steps)" in texts(figure)
+    assert "Rollout step (= 16 gradient steps)" in texts(figure)
 
 
 def test_dashboard_of_an_unknown_run_names_those_there_are(results):

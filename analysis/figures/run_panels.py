@@ -79,7 +79,7 @@ def dashboard(results: Results, figure: Figure | SubFigure, run: str | None = No
             ax.set_xlim(0, max(steps, default=1.0) * 1.02)
             step_axes(ax, None, below=index >= len(PANELS) - columns)
             if updates and index >= len(PANELS) - columns:
-                ax.set_xlabel(f"Rollout step\n(each {updates:g} gradient steps)")
+                ax.set_xlabel(f"Rollout step\n(= {updates:g} gradient steps)", fontsize=6.8)
             ax.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     windows = pd.DataFrame([_window(alert) for alert in alerts.to_dict("records")])
     parts = [part for part in [*tables, windows.assign(kind="alert")] if not part.empty]

@@ -15,10 +15,9 @@ from analysis.compare import arm_runs
 from analysis.figures.common import say_missing
 from analysis.figures.curves import is_narrow
 from analysis.load import Results
-from analysis.style import ALERT, INK, MUTED
+from analysis.style import ALERT, BAR, INK, MUTED
 from analysis.verdict import label
 
-BAR = "#b9c3cf"
 _ROW_IN = 0.145
 _MOST_IN = 8.0
 _MARKS = {"note": ("|", 5.0, MUTED), "flag": ("^", 3.6, ALERT), "stop": ("X", 5.0, ALERT)}

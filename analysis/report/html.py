@@ -144,7 +144,8 @@ def _kind(grid: Grid, index: int, text: str = "") -> str:
     """Class of a cell: numbers to the right, sentences with room, short words on one line."""
     if index in grid.numeric:
         return ' class="num"'
-    return ' class="wide"' if len(text) > 60 else ' class="short"' if text and len(text) < 26 else ""
+    whole = len(text) < (26 if text[:2].strip("-−")[:1].isdigit() else 16)  # an interval is not broken, words are
+    return ' class="wide"' if len(text) > 60 else ' class="short"' if text and whole else ""
 
 
 def _cell(text: str) -> str:
