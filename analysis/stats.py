@@ -1,7 +1,7 @@
 """The numbers behind a comparison, as pure functions; every random draw comes from a given numpy Generator.
 
-With few seeds the percentile bootstrap is too narrow: its 95 % interval holds the truth in 71 % of cases with
-three seeds and in 82 % with five (benchmarks/coverage.py), the t interval in 95 %. So the t interval is the
+With few seeds the percentile bootstrap is too narrow: its 95 % interval holds the truth in 75 % of cases with
+three seeds and in 83 % with five (benchmarks/coverage.py), the t interval in 95 %. So the t interval is the
 headline and the bootstrap stands beside it. No interval knows of failures it has not met: where one run in five
 fails to take off, three seeds meet none half of the time. Where there is no interval, it is None, never a guess.
 """

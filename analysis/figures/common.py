@@ -194,7 +194,7 @@ def _roomiest_side(ax: Axes, place: np.ndarray, text: str, taken: np.ndarray) ->
     """Whether a label beside `place` goes left and above, so that it hides least; and its box as points."""
     figure = ax.figure.get_figure(root=True)
     inches = np.asarray(figure.get_size_inches() if isinstance(figure, Figure) else (3.3, 2.0))
-    unit = np.asarray(1 / (ax.get_position().size * inches * 72))  # a typographic point as fractions of the axes
+    unit = 1 / (np.asarray(ax.get_position().size) * inches * 72)  # a typographic point as fractions of the axes
     wide, tall, away = 3.9 * len(text) * unit[0], 9.0 * unit[1], 4.5 * unit
     best, least = (False, True, np.zeros((0, 2))), math.inf
     for left, above in ((False, True), (False, False), (True, True), (True, False)):
