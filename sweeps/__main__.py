@@ -12,7 +12,8 @@ from typing import Any
 from reasonrl.errors import ReasonRLError
 from reasonrl.events import EventLog
 from sweeps.control import send
-from sweeps.story import find, find_single, live_holder, read_runs, single_lines, status_lines, sweeps_in, why_lines
+from sweeps.lock import live_holders
+from sweeps.story import find, find_single, read_runs, single_lines, status_lines, sweeps_in, why_lines
 
 WAIT_S = 30.0
 VERBS = {
@@ -89,11 +90,11 @@ def _why(args: argparse.Namespace) -> int:
 
 def _steer(args: argparse.Namespace) -> int:
     folder, key = find(args.results, args.words)
-    holder = live_holder(folder)
-    if holder is None:
+    holders = live_holders(folder)
+    if not holders:
         raise ReasonRLError(f"No coordinator works on {folder.name}: there is nothing to {args.verb}.")
     send(folder, args.verb, key)
-    print(f"{args.verb} {key or folder.name}: told {holder.describe()}")
+    print(f"{args.verb} {key or folder.name}: told {' and '.join(holder.describe() for holder in holders)}")
     if args.verb == "stop" and key is None:
         return _wait_for_end(folder)
     return 0
@@ -102,7 +103,7 @@ def _steer(args: argparse.Namespace) -> int:
 def _wait_for_end(folder: Path) -> int:
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
-        if live_holder(folder) is None:
+        if not live_holders(folder):
             print("it has ended; the same command continues the sweep")
             return 0
         time.sleep(0.2)
@@ -112,7 +113,7 @@ def _wait_for_end(folder: Path) -> int:
 
 def _retry(args: argparse.Namespace) -> int:
     folder, key = find(args.results, args.words)
-    if live_holder(folder) is not None:
+    if live_holders(folder):
         return _steer(args)
     runs = read_runs(folder)
     failed = [run for run in runs.values() if run.status == "failed" and key in (None, run.key)]

@@ -33,11 +33,21 @@ class Book:
     def add_run(self, spec: RunSpec) -> RunState:
         """The run's state, read from its event log the first time its key is met."""
         if spec.key not in self.runs:
-            run = self.runs[spec.key] = read_state(spec, self.run_dir(spec.key), self.metric)
-            # The coordinator may have ended before it could try again, or say what kind of failure it was.
-            if run.status == "failed" and (not run.failure_is_known or may_retry(run.failures, self._max_retries)):
-                run.status = "partial"
+            self.runs[spec.key] = self._read(spec)
         return self.runs[spec.key]
+
+    def refresh(self, run: RunState) -> None:
+        """Read a run's log again, which another coordinator has written to."""
+        held, given_up = run.held, run.given_up
+        vars(run).update(vars(self._read(run.spec)))
+        run.held, run.given_up = held, given_up
+
+    def _read(self, spec: RunSpec) -> RunState:
+        run = read_state(spec, self.run_dir(spec.key), self.metric)
+        # The coordinator may have ended before it could try again, or say what kind of failure it was.
+        if run.status == "failed" and (not run.failure_is_known or may_retry(run.failures, self._max_retries)):
+            run.status = "partial"
+        return run
 
     def add_configuration(self, configuration: Configuration) -> Configuration:
         """Take a configuration in."""

@@ -26,7 +26,7 @@ class Budget:
         self.busy_s = 0.0
 
     def count_past(self, runs: Iterable[RunState]) -> None:
-        """Add what earlier commands spent."""
+        """Add what earlier commands, or other coordinators, spent."""
         for run in runs:
             if run.status != "waiting":
                 self.count_run(run)

@@ -45,7 +45,8 @@ class EngineConfig:
 class StudyConfig:
     """How runs are chosen and judged: the Optuna study behind the sweep."""
 
-    storage: str | None = None  # database URL; null: SQLite in the results folder
+    storage: str | None = None  # database URL; null: SQLite in the results folder; postgresql:// is shared by machines
+    lease_s: float = 60.0  # a coordinator not heard of for so long loses its runs to the others (postgresql)
     sampler: str = "none"  # none and grid enumerate every run; the others search
     trials: int = 0  # configurations to try (each with every seed of the sweep)
     metric: str = "eval/accuracy"
@@ -129,6 +130,7 @@ def validate_sweep(cfg: Mapping[str, Any]) -> list[Mistake]:
     ]
     for section, keys in (
         ("engine", ("slots", "threads", "per_trial_gpus", "trials_per_gpu", "hang_timeout_s")),
+        ("study", ("lease_s",)),
         ("sweep", ("rungs",)),
     ):
         for key in keys:

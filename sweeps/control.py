@@ -69,8 +69,10 @@ def _obey_for_run(sweep: Coordinator, verb: str, run: RunState) -> None:
     elif verb == "resume":
         run.held = False
         sweep.queue.push(run, first=True)
-    elif verb == "retry" and run.status == "failed":
-        sweep.book.record(run, {"type": "retry"})
+    elif verb == "retry" and run.status == "failed" and sweep.sharing.claim_known(run):
+        if run.status == "failed":
+            sweep.book.record(run, {"type": "retry"})
+        sweep.sharing.release(run)
         sweep.queue.push(run, first=True)
         for configuration in sweep.book.configurations_of(run):
             configuration.trial, configuration.told = None, False
@@ -84,7 +86,9 @@ def _stop(sweep: Coordinator, run: RunState) -> None:
     }  # fmt: skip
     if run.status == "running":
         sweep.command(run, "stop", reason)
-    elif run.open:
-        sweep.book.record(run, {"type": "decision", "step": run.step, "action": "stop", "reason": reason})
-        sweep.book.record(run, {"type": "end", "step": run.step, "status": "stopped", "reason": reason})
+    elif run.open and sweep.sharing.claim_known(run):
+        if run.open:
+            sweep.book.record(run, {"type": "decision", "step": run.step, "action": "stop", "reason": reason})
+            sweep.book.record(run, {"type": "end", "step": run.step, "status": "stopped", "reason": reason})
         sweep.endings.settle(run, {})
+        sweep.sharing.release(run)

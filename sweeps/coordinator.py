@@ -12,6 +12,7 @@ from typing import Any
 from reasonrl.errors import EngineError
 from sweeps.book import Book
 from sweeps.budget import Budget
+from sweeps.claims import Claims
 from sweeps.configuration import Configuration
 from sweeps.control import Control, obey
 from sweeps.endings import Endings
@@ -23,6 +24,7 @@ from sweeps.progress import Progress
 from sweeps.schedule import Queue
 from sweeps.search import Planned, Search, Source
 from sweeps.seats import MAX_BAD_STARTS, MAX_TROUBLES, Seat
+from sweeps.sharing import Sharing
 from sweeps.state import RunState
 from sweeps.types import Plan
 
@@ -36,7 +38,9 @@ ALL_CHECKPOINTS = 10_000  # an intervention goes back to the last healthy one, s
 class Coordinator:
     """Everything the coordinator knows and does; see `sweeps.runner` for the loop that drives it."""
 
-    def __init__(self, plan: Plan, engine: Engine, seats: Sequence[Seat], progress: Progress, ledger: Ledger) -> None:
+    def __init__(
+        self, plan: Plan, engine: Engine, seats: Sequence[Seat], progress: Progress, ledger: Ledger, claims: Claims
+    ) -> None:
         self.plan, self.engine, self.seats, self.progress = plan, engine, seats, progress
         self._seat = {seat.slot.index: seat for seat in seats}
         self._began, self._tended = time.monotonic(), 0.0
@@ -45,12 +49,12 @@ class Coordinator:
         self.barred: str | None = None
         self.paused, self.exit_code = False, 0
         self._told_offline = False
-        self.ledger = ledger
+        self.ledger, self.sharing = ledger, Sharing(self, claims)
         self.book = Book(plan)
         self._start_workers()
         from sweeps.study import Study  # Optuna and SQLAlchemy load while the workers load torch
 
-        self.study = Study(plan, self.warn)
+        self.study = Study(plan, self.warn, lambda: self.sharing.duty("study"))
         self.queue = Queue(plan.sweep)
         self.control = Control(plan.directory)
         self.budget = Budget(plan.sweep.get("budget") or {}, max(1, len(seats[0].slot.devices)))
@@ -81,6 +85,7 @@ class Coordinator:
             self.warn(note)
         for configuration in self.book.configurations:
             self.source.settled(configuration)
+        self.sharing.look()
         self.ledger.note("sweep", runs=len(self.book.runs), done=self.resumed, slots=len(self.seats))
         self.progress.begin(self)
 
@@ -113,15 +118,15 @@ class Coordinator:
             return False
         if self.leaving or self.barred:
             return True
-        return not self.paused and len(self.queue) == 0 and self.source.exhausted and not self._held()
+        return not self.paused and len(self.queue) == 0 and self.source.exhausted and not self._awaited()
 
     @property
     def goes_on(self) -> bool:
         """True unless the sweep ends early (asked to leave, budget spent)."""
         return not (self.leaving or self.barred)
 
-    def _held(self) -> bool:
-        return any(run.held and run.open for run in self.book.runs.values())
+    def _awaited(self) -> bool:
+        return any(run.open and (run.held or run.status == "elsewhere") for run in self.book.runs.values())
 
     def assign(self) -> None:
         """Give every free slot the best next run."""
@@ -133,18 +138,22 @@ class Coordinator:
                 self._start(seat, run)
 
     def _next_run(self) -> RunState | None:
-        if len(self.queue) == 0:
-            self.source.refill(self.queue)
-        run = self.queue.pop()
-        if run is None:
-            return None
-        why = self.budget.bars(run)
-        if why is not None:
-            self.barred = why
-            self.queue.push(run)
-            self.ledger.note("budget", reason=why)
-            return None
-        return run
+        self.sharing.away = False
+        while not self.sharing.away:
+            if len(self.queue) == 0:
+                self.source.refill(self.queue)
+            run = self.queue.pop()
+            if run is None:
+                return None
+            why = self.budget.bars(run)
+            if why is not None:
+                self.barred = why
+                self.queue.push(run)
+                self.ledger.note("budget", reason=why)
+                return None
+            if self.sharing.claim(run):
+                return run
+        return None
 
     def handle(self, slot: Slot, message: Message) -> None:
         """Act on one message of a worker."""
@@ -164,6 +173,7 @@ class Coordinator:
     def tend(self) -> None:
         """Look after everything that does not announce itself; most of it once a second."""
         self.progress.refresh(self)
+        self.sharing.look()
         now = time.monotonic()
         if now - self._tended < TEND_S:
             return
@@ -202,7 +212,7 @@ class Coordinator:
         save_spec(folder, run.spec)
         job = {
             "type": "run", "key": run.key, "run_dir": str(folder.resolve()), "config": self.job_config(run),
-            "pause_at": run.pause_at, "on_alert": self.on_alert,
+            "pause_at": run.pause_at, "on_alert": self.on_alert, "lease_s": self.sharing.lease(),
         }  # fmt: skip
         run.status, run.slot = "running", seat.slot.index
         seat.take(run)
@@ -221,10 +231,11 @@ class Coordinator:
 
     def _put_back(self, seat: Seat) -> None:
         """Give the run of a worker that never began it to another."""
-        run = self._free(seat)
+        run = self.free(seat)
         if run is not None:
             run.status = "partial" if run.step else "waiting"
             self.queue.push(run, first=True)
+            self.sharing.release(run)
 
     def job_config(self, run: RunState) -> dict[str, Any]:
         """The run's config with what the coordinator decides: none of it is part of the run's key."""
@@ -308,17 +319,22 @@ class Coordinator:
         run = seat.run
         if run is None or run.key != message["key"]:
             return
-        self._free(seat)
+        self.free(seat)
         seat.troubles = 0 if message["type"] == "done" else seat.troubles
         if message["type"] == "failed" or run.status in ("running", "failed"):
             self._note_failure(run, message)
             self._suspect(seat, run)
-        self.endings.settle(run, message)
+        self._settle(run, message)
         if seat.keeps_memory(message):
             self.ledger.note(
                 "recycle", slot=seat.slot.label, rss_mb=message.get("rss_mb"), gpu_mb=message.get("gpu_mb")
             )
-            self._restart(seat)
+            self.restart(seat)
+
+    def _settle(self, run: RunState, message: Mapping[str, Any]) -> None:
+        """Carry out what follows from a run's end; then, and not before, others may have it."""
+        self.endings.settle(run, message)
+        self.sharing.release(run)
 
     def _note_failure(self, run: RunState, message: Mapping[str, Any]) -> None:
         """Make sure the failure stands in the run's log, with its class."""
@@ -337,14 +353,14 @@ class Coordinator:
         if not seat.ready:
             seat.bad_starts += 1
             self._put_back(seat)
-        run = self._free(seat)
+        run = self.free(seat)
         if run is not None:
             what = describe_exit(message)
             if run.status in ("running", "failed"):
                 self._note_failure(run, what)
             self._suspect(seat, run)
-            self.endings.settle(run, what)
-        self._restart(seat)
+            self._settle(run, what)
+        self.restart(seat)
 
     def _suspect(self, seat: Seat, run: RunState) -> None:
         """Use a slot no more when run after run fails there for reasons outside the run, and others are well."""
@@ -368,24 +384,26 @@ class Coordinator:
             self.leave("no worker can be started", 1)
 
     def _on_hang(self, seat: Seat) -> None:
-        run = self._free(seat)
+        run = self.free(seat)
         self.engine.kill(seat.slot)
         if run is not None:
             message = f"no progress for {time.monotonic() - seat.last_progress:.0f} s (engine.hang_timeout_s)"
             what = {"error_class": "hung", "message": message}
             if run.status in ("running", "failed"):
                 self._note_failure(run, what)
-            self.endings.settle(run, what)
-        self._restart(seat)
+            self._settle(run, what)
+        self.restart(seat)
 
-    def _free(self, seat: Seat) -> RunState | None:
+    def free(self, seat: Seat) -> RunState | None:
+        """Take the run out of a seat; its end event counts from here on."""
         run = seat.leave()
         if run is not None:
             self.budget.busy_s += time.monotonic() - seat.since
             run.slot = None
         return run
 
-    def _restart(self, seat: Seat) -> None:
+    def restart(self, seat: Seat) -> None:
+        """Start the seat's worker anew, unless the seat is of no use or the sweep is ending."""
         if seat.bad_starts >= MAX_BAD_STARTS or self.leaving:
             self.engine.kill(seat.slot)
             if not any(other.usable for other in self.seats) and not self.leaving:
@@ -423,7 +441,7 @@ class Coordinator:
         """Give back what is held; runs still seated continue from their last checkpoint next time."""
         for seat in self.running:
             self.engine.kill(seat.slot)
-            run = self._free(seat)
+            run = self.free(seat)
             if run is not None:
                 run.status = "partial"
         self.study.close()

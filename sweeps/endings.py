@@ -46,7 +46,7 @@ class Endings:
         if run.status == "stopped" and sweep.on_alert == "intervene":
             self._intervene(run)
         for configuration in sweep.book.configurations_of(run):
-            self._settle_configuration(configuration, run)
+            self.settle_configuration(configuration, run)
 
     def _compare_at_rung(self) -> None:
         sweep = self._sweep
@@ -57,7 +57,8 @@ class Endings:
             sweep.ledger.note("rung", message=line)
             sweep.progress.line(line)
 
-    def _settle_configuration(self, configuration: Configuration, run: RunState) -> None:
+    def settle_configuration(self, configuration: Configuration, run: RunState) -> None:
+        """Judge a configuration now that a run of it ended."""
         sweep = self._sweep
         if sweep.study.report_seed(configuration, run.spec.seed) and configuration.abandoned is None:
             configuration.give_up({"why": "pruned by wilcoxon over the seeds so far"})

@@ -5,8 +5,10 @@ The ledger is for people and reports. It decides nothing: what a run did stands 
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
+import secrets
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from reasonrl.events import EventLog, read_events
 from sweeps.types import RunSpec
 
 NAME = "ledger.jsonl"
+FILES = "ledger*.jsonl"  # coordinators that share a folder write one each
 SPEC = "run.json"
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is ten times faster
 
@@ -25,8 +28,8 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the C one is ten time
 class Ledger:
     """Append-only record of a sweep folder; every entry has a type, a time and mostly a run's key."""
 
-    def __init__(self, directory: Path) -> None:
-        self._log = EventLog(directory / NAME)
+    def __init__(self, directory: Path, owner: str = "") -> None:
+        self._log = EventLog(directory / (f"ledger-{owner}.jsonl" if owner else NAME))
 
     def note(self, action: str, spec: RunSpec | None = None, **details: Any) -> None:
         """Write one entry; `spec` adds key, arm, seed and stage."""
@@ -44,14 +47,13 @@ class Ledger:
 
 def read_ledger(directory: Path) -> Iterator[dict[str, Any]]:
     """The readable entries of a sweep's ledger, oldest first; none without a ledger."""
-    path = directory / NAME
-    if path.exists():
-        yield from read_events(path)
+    files = [list(read_events(path)) for path in sorted(directory.glob(FILES))]
+    yield from heapq.merge(*files, key=lambda entry: float(entry["time"]))
 
 
 def write_atomic(path: Path, text: str, sync: bool = True) -> None:
     """Replace `path` as a whole: a reader, or a killed process, never meets half of it; `sync` waits for the disk."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # pids repeat across the machines of a folder
     try:
         with draft.open("w") as file:
             file.write(text)

@@ -1,9 +1,13 @@
-"""One coordinator per results folder: who holds it is written down, kept fresh, and taken over only when dead."""
+"""One coordinator per results folder: who holds it is written down, kept fresh, and taken over only when dead.
+
+Several that share a folder (see `sweeps.postgres`) each have a file of their own, coordinator-HOST-PID.lock.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import socket
@@ -21,6 +25,7 @@ try:
 except ImportError:  # no flock on this system: the file itself and its heartbeat have to do
     fcntl = None  # type: ignore[assignment]
 
+LOCK = "coordinator.lock"
 HEARTBEAT_S = 5.0
 STALE_S = 60.0  # a holder on another machine that was silent for so long is taken for dead
 
@@ -49,11 +54,14 @@ class FolderLock:
     """Holds `directory/coordinator.lock`; use as a context manager, and call `beat` now and then.
 
     FolderHeldError names the holder when there is a live one. On one machine a holder is dead when its process
-    is; on another when its heartbeat is older than STALE_S.
+    is; on another when its heartbeat is older than STALE_S. The folder's only holder has every claim (see
+    `sweeps.claims.Claims`).
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.path = directory / "coordinator.lock"
+    shared = False
+
+    def __init__(self, directory: Path, name: str = LOCK) -> None:
+        self.path = directory / name
         self._file: IO[bytes] | None = None
         self._last_beat = 0.0
         born = _born(os.getpid()) or 0
@@ -61,6 +69,8 @@ class FolderLock:
 
     def __enter__(self) -> FolderLock:
         make_folder(self.path.parent)
+        if self.path.name == LOCK and (sharers := live_holders(self.path.parent)):
+            raise self._held(sharers[0])
         for _ in range(50):
             if self._create():
                 return self
@@ -71,11 +81,7 @@ class FolderLock:
                     self._remove_stale(None)
                 time.sleep(0.05)
             elif is_alive(holder, self.path) or _flocked(self.path):
-                raise FolderHeldError(
-                    f"{self.path.parent} is held by {holder.describe()}.\n"
-                    f"Wait for it, or stop it with: python -m sweeps stop {self.path.parent.name}"
-                    f" --results {self.path.parent.parent}"
-                )
+                raise self._held(holder)
             else:
                 self._remove_stale(holder)
         raise FolderHeldError(f"{self.path} could not be taken: others try at the same time. Try again.")
@@ -87,6 +93,41 @@ class FolderLock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _held(self, holder: Holder) -> FolderHeldError:
+        folder = self.path.parent
+        return FolderHeldError(
+            f"{folder} is held by {holder.describe()}.\n"
+            f"Wait for it, or stop it with: python -m sweeps stop {folder.name} --results {folder.parent}"
+        )
+
+    @property
+    def name(self) -> str:
+        """Its files need no name of their own."""
+        return ""
+
+    def take(self, key: str) -> bool:
+        """Always True: there is nobody else."""
+        return True
+
+    def expected(self, key: str) -> int:
+        """Nobody else wrote to a run's log."""
+        return 0
+
+    def give_back(self, key: str, size: int = 0) -> None:
+        """Nobody waits for it."""
+
+    def theirs(self) -> frozenset[str]:
+        """Nothing."""
+        return frozenset()
+
+    def others(self) -> list[Holder]:
+        """Nobody."""
+        return []
+
+    def remaining(self) -> float:
+        """As long as the process lives."""
+        return math.inf
 
     def beat(self) -> bool:
         """Refresh the heartbeat when it is due; False when the folder was taken over by someone else."""
@@ -151,6 +192,12 @@ def read_holder(path: Path) -> Holder | None:
         return Holder(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
+
+
+def live_holders(directory: Path) -> list[Holder]:
+    """The coordinators that work on this folder now: none, one, or those that share it."""
+    found = [(read_holder(path), path) for path in sorted(directory.glob("coordinator*.lock"))]
+    return [holder for holder, path in found if holder is not None and is_alive(holder, path)]
 
 
 def is_alive(holder: Holder, path: Path) -> bool:

@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from reasonrl.errors import EngineError, ReasonRLError
+from sweeps.claims import Claims, make_claims, without_password
 from sweeps.coordinator import Coordinator
 from sweeps.engines import Engine, make_engine
 from sweeps.failures import is_disk_full
 from sweeps.ledger import Ledger, write_atomic
-from sweeps.lock import FolderLock
 from sweeps.progress import Progress
 from sweeps.search import check_sampler
 from sweeps.seats import Seat
@@ -42,8 +42,8 @@ def run(plan: Plan) -> int:
     """
     try:
         check_sampler(plan)
-        with FolderLock(plan.directory) as lock, contextlib.closing(Ledger(plan.directory)) as ledger:
-            sweep = _carry_out(plan, lock, ledger)
+        with make_claims(plan) as claims, contextlib.closing(Ledger(plan.directory, claims.name)) as ledger:
+            sweep = _carry_out(plan, claims, ledger)
             with handling(signal.default_int_handler):  # nothing can be torn any more: any signal ends it at once
                 return sweep.conclude()
     except ReasonRLError as error:
@@ -57,34 +57,37 @@ def run(plan: Plan) -> int:
         return FAILED
 
 
-def _carry_out(plan: Plan, lock: FolderLock, ledger: Ledger) -> Coordinator:
+def _carry_out(plan: Plan, claims: Claims, ledger: Ledger) -> Coordinator:
     """Set everything up, loop, and take everything down again."""
     with interrupts() as asked, contextlib.ExitStack() as open_things:
-        write_atomic(plan.directory / "plan.json", plan.to_json())
-        engine = make_engine(plan.engine, plan.directory / "workers")
+        write_atomic(plan.directory / "plan.json", without_password(plan.to_json()))
+        engine = make_engine(plan.engine, plan.directory / "workers" / claims.name)
         open_things.callback(engine.close)
         progress = Progress(plan)
         open_things.callback(progress.close)
         seats = [Seat(slot) for slot in engine.slots()]
-        sweep = Coordinator(plan, engine, seats, progress, ledger)
+        sweep = Coordinator(plan, engine, seats, progress, ledger, claims)
         open_things.callback(sweep.close)
-        loop(sweep, engine, lock, asked)
+        loop(sweep, engine, claims, asked)
     return sweep
 
 
-def loop(sweep: Coordinator, engine: Engine, lock: FolderLock, asked: list[int]) -> None:
+def loop(sweep: Coordinator, engine: Engine, claims: Claims, asked: list[int]) -> None:
     """Run until nothing is left to do, or until told to leave and every running run has its checkpoint."""
     deadline: float | None = None
     while not sweep.finished:
         sweep.assign()
         busy = sweep.study.work()
-        for slot, message in engine.poll(0.0 if busy else POLL_S):
+        heard = engine.poll(0.0 if busy else POLL_S)
+        if not claims.beat():
+            if not claims.shared:
+                raise EngineError(f"{sweep.plan.directory} was taken over by another coordinator; this one ends.")
+            sweep.sharing.let_go()
+        for slot, message in heard:
             sweep.handle(slot, message)
         sweep.tend()
         if asked and not sweep.leaving:
             sweep.leave("interrupted", INTERRUPTED)
-        if not lock.beat():
-            raise EngineError(f"{lock.path.parent} was taken over by another coordinator; this one ends.")
         if sweep.leaving:
             deadline = deadline or time.monotonic() + GRACE_S
             if len(asked) > 1 or time.monotonic() > deadline:

@@ -42,7 +42,7 @@ class Queue:
         while self._heap:
             run = heapq.heappop(self._heap)[-1]
             self._queued.discard(run.key)
-            if run.open and run.status != "running" and not run.held and not run.given_up:
+            if run.open and run.status not in ("running", "elsewhere") and not run.held and not run.given_up:
                 return run
         return None
 

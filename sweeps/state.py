@@ -14,8 +14,8 @@ from sweeps.types import RunSpec
 
 Event = Mapping[str, Any]
 
-# waiting: never started. partial: started, and neither ended nor running now.
-OPEN = frozenset({"waiting", "partial", "running", "paused"})
+# waiting: never started. partial: started, and neither ended nor running now. elsewhere: another coordinator has it.
+OPEN = frozenset({"waiting", "partial", "running", "paused", "elsewhere"})
 SHOWN = ("reward/total", "entropy/mean", "speed/tokens_per_s")
 _SMOOTHING = 0.3
 

@@ -44,7 +44,7 @@ class Database:
             sql_event.listen(self._backend.engine, "connect", _set_pragmas)
             self._backend.engine.dispose()  # connections made before the listener have other settings
         else:
-            self._backend = optuna.storages.RDBStorage(self.url)
+            self._backend = optuna.storages.RDBStorage(_driver(self.url), engine_kwargs={"pool_pre_ping": True})
         self._storage = optuna.storages.get_storage(self._backend)
         self.study = optuna.create_study(
             study_name=name, storage=self._storage, direction=direction, pruner=pruner, load_if_exists=True
@@ -123,6 +123,12 @@ class Database:
     @property
     def _study_id(self) -> int:
         return self.need()._study_id
+
+
+def _driver(url: str) -> str:
+    """The URL with psycopg named as the driver, where none is."""
+    scheme, _, rest = url.partition("://")
+    return f"postgresql+psycopg://{rest}" if scheme in ("postgres", "postgresql") else url
 
 
 def _set_pragmas(connection: Any, _: Any) -> None:

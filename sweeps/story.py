@@ -13,17 +13,10 @@ from reasonrl.errors import ReasonRLError
 from reasonrl.events import count_damaged, read_events
 from sweeps.interventions import cured, overrides_of
 from sweeps.ledger import SPEC, read_ledger, read_specs
-from sweeps.lock import Holder, is_alive, read_holder
+from sweeps.lock import live_holders
 from sweeps.progress import alert_codes, duration, number
 from sweeps.state import RunState, read_state
 from sweeps.types import Plan, RunSpec
-
-
-def live_holder(directory: Path) -> Holder | None:
-    """The coordinator that works on this folder now, None when nobody does."""
-    path = directory / "coordinator.lock"
-    holder = read_holder(path)
-    return holder if holder is not None and is_alive(holder, path) else None
 
 
 def read_plan(directory: Path) -> Plan | None:
@@ -42,9 +35,9 @@ def read_runs(directory: Path) -> dict[str, RunState]:
     for key, spec in read_specs(directory).items():
         specs.setdefault(key, spec)
     states = {key: read_state(spec, directory / "runs" / key, metric) for key, spec in specs.items()}
-    holder = live_holder(directory)
-    if holder is not None:
-        _add_what_goes_on(directory, states, holder.since)
+    holders = live_holders(directory)
+    if holders:
+        _add_what_goes_on(directory, states, min(holder.since for holder in holders))
     return states
 
 
@@ -124,7 +117,7 @@ def _key_in(folder: Path, start: str) -> str:
 def status_lines(directory: Path) -> Iterator[str]:
     """Who works on a sweep, how far it is, and a line for every run."""
     runs = read_runs(directory)
-    holder = live_holder(directory)
+    holders = live_holders(directory)
     plan = read_plan(directory)
     counts: dict[str, int] = {}
     for run in runs.values():
@@ -132,7 +125,7 @@ def status_lines(directory: Path) -> Iterator[str]:
     yield f"{directory.name}: {', '.join(f'{count} {status}' for status, count in counts.items()) or 'no runs yet'}"
     if plan and plan.question:
         yield f"  {plan.question}"
-    yield f"  held by {holder.describe()}" if holder else "  no coordinator works on it now"
+    yield from [f"  held by {holder.describe()}" for holder in holders] or ["  no coordinator works on it now"]
     yield f"  {'key':<13}{'run':<28}{'status':<10}{'step':>9}  {'reward':>7} {'entropy':>8} {'metric':>8}  alerts"
     for run in runs.values():
         step = f"{run.step}/{run.spec.steps}"

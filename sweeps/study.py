@@ -44,10 +44,11 @@ class Study:
 
     Methods never raise because of the database: they return a neutral answer (None, False) and `available` turns
     False until `repair` has brought it back. What nobody waits for is done by `work`, after free slots were served.
+    Of several coordinators only the one for which `mine` holds writes; when it goes, another catches up.
     """
 
-    def __init__(self, plan: Plan, warn: Callable[[str], None]) -> None:
-        self._plan, self._warn = plan, warn
+    def __init__(self, plan: Plan, warn: Callable[[str], None], mine: Callable[[], bool] = lambda: True) -> None:
+        self._plan, self._warn, self._mine = plan, warn, mine
         settings = plan.study
         url = settings.get("storage") or f"sqlite:///{(plan.directory / 'study.db').resolve()}"
         self._database = Database(url)
@@ -64,6 +65,8 @@ class Study:
     def open(self, configurations: Sequence[Configuration]) -> None:
         """Open or create the study and make it agree with what the event logs say of `configurations`."""
         self._tried = time.monotonic()
+        if not self._mine():
+            return
         try:
             self._connect()
             self._adopt(configurations)
@@ -89,6 +92,9 @@ class Study:
         if self.available and self._database.was_removed():
             self._warn("the study's database was removed; it is rebuilt from the event logs")
             self.available = False
+        if self.available and not self._mine():
+            self.available = False
+            self._deferred.clear()
         if not self.available:
             self._forget(configurations)
             self.open(configurations)

@@ -22,9 +22,12 @@ def conclude(sweep: Coordinator, seconds: float) -> int:
     for line in summary_lines(sweep, runs, seconds):
         sweep.progress.line(line)
     try:
-        if ended and not sweep.exit_code:
-            make_report(sweep)
-        _track(sweep, runs)
+        if not sweep.sharing.duty("report"):
+            sweep.progress.line("  the report is made by another coordinator")
+        else:
+            if ended and not sweep.exit_code:
+                make_report(sweep)
+            _track(sweep, runs)
     except KeyboardInterrupt:
         code = 130
         again = f"python -m analysis export {sweep.plan.name}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import heapq
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,11 @@ _MOST = 200  # entries shown
 
 def read_ledger(path: Path) -> list[Entry]:
     """The entries of the sweep's ledger that can be read; none without one."""
-    file = path / "ledger.jsonl"
-    try:
-        return list(read_events(file)) if file.is_file() else []
-    except OSError:
-        return []
+    found: list[list[Entry]] = []
+    for file in sorted(path.glob("ledger*.jsonl")):  # coordinators that share a folder write one each
+        with contextlib.suppress(OSError):
+            found.append(list(read_events(file)))
+    return list(heapq.merge(*found, key=lambda entry: number(entry.get("time")) or 0.0))
 
 
 def num_gpus(entry: Mapping[str, Any]) -> int:

@@ -115,6 +115,7 @@ class Link:
         self._lock = threading.Lock()
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._commands: list[Message] = []
+        self._until: float | None = None
         threading.Thread(target=self._read, daemon=True).start()
 
     def tell(self, message: Mapping[str, Any]) -> None:
@@ -160,10 +161,26 @@ class Link:
                 message = json.loads(line)
                 if message["type"] in ("stop", "pause"):
                     self._commands.append(message)
+                elif message["type"] == "lease":
+                    self._extend(message["seconds"])
                 else:
+                    self._extend(message.get("lease_s"))
                     self._inbox.put(message)
                 if message["type"] == "quit":
                     return
+        self._leave()
+
+    def _extend(self, seconds: float | None) -> None:
+        """Go on for `seconds` without hearing of the coordinator; None: for as long as it is there."""
+        if seconds is None:
+            return
+        watch, self._until = self._until is None, time.monotonic() + seconds
+        if watch:
+            threading.Thread(target=self._watch_lease, daemon=True).start()
+
+    def _watch_lease(self) -> None:
+        while self._until is not None and (left := self._until - time.monotonic()) > 0:
+            time.sleep(min(left, 1.0))
         self._leave()
 
     @staticmethod

@@ -1,0 +1,193 @@
+"""The other coordinators of a sweep, as far as one of them must know: which runs they have, and what became of those.
+
+Nothing here happens in a sweep with one coordinator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from reasonrl.errors import EngineError
+from sweeps.claims import Claims
+from sweeps.progress import describe_end
+from sweeps.state import RunState
+
+if TYPE_CHECKING:
+    from sweeps.coordinator import Coordinator
+
+LOOK_S = 2.0
+LAG_S = 90.0  # network folders show what another machine wrote within a minute, or never will
+WORKER_SHARE = 0.9  # of the remaining lease: a worker cut off from its coordinator ends before anyone takes over
+
+
+class Sharing:
+    """Claims runs for the coordinator `sweep`, gives them back, and follows those that others have."""
+
+    def __init__(self, sweep: Coordinator, claims: Claims) -> None:
+        self._sweep, self._claims = sweep, claims
+        self._looked = self._told = 0.0
+        self._lagging: dict[str, float] = {}
+        self._present: set[str] = set()
+        self.away = False
+
+    def lease(self) -> float | None:
+        """Seconds a worker may go on without hearing of its coordinator; None: for ever."""
+        return WORKER_SHARE * max(0.0, self._claims.remaining()) if self._claims.shared else None
+
+    def claim(self, run: RunState) -> bool:
+        """Whether the run may start here now, its state brought up to what others left.
+
+        A run somebody else has, or one whose log has not fully arrived here, is marked `elsewhere` and looked at
+        later; a run that ended there is settled.
+        """
+        if not self._claims.shared:
+            return True
+        got = self._claims.take(run.key)
+        self.away = got is None
+        if got is None:
+            self._sweep.queue.push(run)
+            return False
+        if got and self._log_lags(run):
+            self._claims.give_back(run.key)
+            got = False
+        if not got:
+            run.status = "elsewhere"
+            return False
+        self._refresh(run)
+        if run.open:
+            _fence(self._log(run))
+            return True
+        self._claims.give_back(run.key)
+        self._ended(run)
+        return False
+
+    def claim_known(self, run: RunState) -> bool:
+        """Whether a run that is not running may be written about here; True leaves it claimed."""
+        if not self._claims.shared:
+            return True
+        if run.status in ("running", "elsewhere") or not self._claims.take(run.key):
+            return False
+        self._refresh(run)
+        return True
+
+    def release(self, run: RunState) -> None:
+        """Let others have a run that left its slot."""
+        if self._claims.shared:
+            self._claims.give_back(run.key, _size(self._log(run)))
+
+    def duty(self, name: str) -> bool:
+        """Whether this coordinator is the one that does something only one should."""
+        return bool(self._claims.take(f"duty {name}"))
+
+    def look(self) -> None:
+        """Now and then: see what others have, and take up what they left or lost."""
+        now = time.monotonic()
+        if not self._claims.shared or now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        self._tell_workers()
+        held = self._claims.theirs()
+        if held is None:
+            return
+        self._say_who_is_there()
+        for run in list(self._sweep.book.runs.values()):
+            if run.key in held and run.open and run.status != "running":
+                run.status = "elsewhere"
+            elif run.status == "elsewhere" and run.key not in held and not self._log_lags(run):
+                self._take_up(run)
+
+    def _take_up(self, run: RunState) -> None:
+        self._refresh(run)
+        if run.open:
+            self._sweep.queue.push(run)
+        else:
+            self._ended(run)
+
+    def _ended(self, run: RunState) -> None:
+        """Let the sweep know how a run ended that another coordinator had."""
+        sweep = self._sweep
+        sweep.progress.line(f"{describe_end(run)} (elsewhere)")
+        for configuration in sweep.book.configurations_of(run):
+            for step, _ in run.values:
+                sweep.study.report(configuration, step)
+            sweep.endings.settle_configuration(configuration, run)
+        if run.status == "stopped" and sweep.on_alert == "intervene":
+            for child in sweep.book.add_forks():
+                sweep.queue.push(child)
+
+    def let_go(self) -> None:
+        """The lease is lost: end what runs here without a word in its log, which may be someone else's by now."""
+        sweep = self._sweep
+        sweep.warn(
+            "the database was away for too long to be sure that no other coordinator took over: running runs go back"
+            " to their last checkpoint"
+        )
+        for seat in sweep.running:
+            sweep.engine.kill(seat.slot)
+            seat.ending = None
+            run = sweep.free(seat)
+            if run is not None:
+                run.status = "partial"
+                self._claims.give_back(run.key)
+                sweep.queue.push(run, first=True)
+            sweep.restart(seat)
+
+    def _tell_workers(self) -> None:
+        """Pass the lease on, so that workers whose coordinator is frozen or cut off end by themselves."""
+        lease = self.lease()
+        for seat in self._sweep.seats:
+            if seat.started and not seat.lost and seat.usable:
+                with contextlib.suppress(EngineError):
+                    self._sweep.engine.send(seat.slot, {"type": "lease", "seconds": lease})
+
+    def _say_who_is_there(self) -> None:
+        there = {holder.token: holder for holder in self._claims.others()}
+        for token in there.keys() - self._present:
+            self._sweep.warn(f"{there[token].describe()} works on this sweep too")
+        for _ in self._present - there.keys():
+            self._sweep.warn(f"another coordinator has left; {len(there)} other(s) work on this sweep now")
+        self._present = set(there)
+
+    def _log(self, run: RunState) -> Path:
+        return self._sweep.book.run_dir(run.key) / "events.jsonl"
+
+    def _log_lags(self, run: RunState) -> bool:
+        """True while the run's log is shorter here than where it was written last."""
+        if _size(self._log(run)) >= self._claims.expected(run.key):
+            self._lagging.pop(run.key, None)
+            return False
+        first = self._lagging.setdefault(run.key, time.monotonic())
+        if time.monotonic() - first < LAG_S:
+            return True
+        self._sweep.warn(f"{run.spec.name} [{run.key}]: its log is shorter here than where it ran; what is here counts")
+        self._lagging.pop(run.key)
+        return False
+
+    def _refresh(self, run: RunState) -> None:
+        """Read the run's log again; what others spent on it counts."""
+        budget, step, seconds = self._sweep.budget, run.step, run.seconds
+        self._sweep.book.refresh(run)
+        budget.steps += max(0, run.step - step)
+        budget.busy_s += max(0.0, run.seconds - seconds)
+        if run.status != "waiting":
+            budget.count_run(run)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _fence(log: Path) -> None:
+    """Put a copy in the place of a log, so that a process that still has the old one open writes into the void."""
+    if log.exists():
+        draft = log.with_name(f".{log.name}.copy")
+        shutil.copyfile(log, draft)
+        os.replace(draft, log)
