@@ -52,8 +52,8 @@ class Claims(Protocol):
         """Stay in possession; False when every claim was lost meanwhile."""
         ...
 
-    def remaining(self) -> float:
-        """Seconds for which the claims are safe without another beat; infinite when alone."""
+    def worker_lease(self) -> float | None:
+        """Seconds a worker may go on without hearing of its coordinator again; None: for as long as it lives."""
         ...
 
 

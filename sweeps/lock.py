@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import secrets
 import socket
@@ -125,9 +124,8 @@ class FolderLock:
         """Nobody."""
         return []
 
-    def remaining(self) -> float:
-        """As long as the process lives."""
-        return math.inf
+    def worker_lease(self) -> None:
+        """A worker dies with its coordinator."""
 
     def beat(self) -> bool:
         """Refresh the heartbeat when it is due; False when the folder was taken over by someone else."""

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -35,7 +36,9 @@ T = TypeVar("T")
 FOLDER_MARK = "shared.json"
 MARK_S = 10.0  # for a file another machine wrote to become visible here
 RETRY_S = 2.0
-SAFETY = 0.25  # of a lease: so long before its end a coordinator that cannot renew lets go
+# Parts of a lease that are left when a coordinator that cannot renew lets go, and when a worker does that has not
+# heard of its coordinator since: both before the lease ends, and the coordinator, which can explain it, first.
+LET_GO, WORKER_ENDS = 0.25, 0.1
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS reasonrl_sweeps (study text PRIMARY KEY, mark text NOT NULL, folder text NOT NULL);
@@ -60,8 +63,10 @@ class PostgresClaims:
         self._about = about(plan)
         self._token = ""
         self._connection: Any = None
-        self._until = self._renewed = self._tried = 0.0
+        self._until = self._tried = 0.0
         self._dropped = False
+        self._stop = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, daemon=True)
         self._owed: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self._others: list[Holder] = []
@@ -91,11 +96,14 @@ class PostgresClaims:
             raise
         self._presence = FolderLock(self._directory, f"coordinator-{self.name}.lock")
         self._presence.__enter__()
+        self._keeper.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._stop.set()
+        self._keeper.join()
         self._try(self._leave)
         self._hang_up()
         if self._presence is not None:
@@ -122,8 +130,7 @@ class PostgresClaims:
             (self._study, self._token, socket.gethostname(), os.getpid(), time.time(), json.dumps(self._about),
              self._lease),
         )  # fmt: skip
-        self._until, self._renewed = began + self._lease, began
-        self._dropped = False
+        self._until, self._dropped = began + self._lease, False
 
     def _living(self, connection: Any) -> list[tuple[Holder, dict[str, Any]]]:
         rows = connection.execute(
@@ -186,7 +193,7 @@ class PostgresClaims:
 
     def take(self, key: str) -> bool | None:
         """Claim `key`, also from a coordinator whose lease ended; row locks let one of several have it."""
-        if self._dropped or self.remaining() <= 0:
+        if self._dropped or not self._holds():
             return None
 
         def ask(connection: Any) -> bool:
@@ -241,6 +248,7 @@ class PostgresClaims:
         """The keys other living coordinators hold."""
 
         def ask(connection: Any) -> frozenset[str]:
+            self._pay(connection)
             self._others = [holder for holder, _ in self._living(connection)]
             rows = connection.execute(
                 "SELECT c.key FROM reasonrl_claims c JOIN reasonrl_coordinators k ON k.study = c.study"
@@ -257,20 +265,35 @@ class PostgresClaims:
 
     # -- the lease --------------------------------------------------------------------------------------------
 
-    def remaining(self) -> float:
-        """Seconds until this coordinator has to let go."""
-        return self._until - SAFETY * self._lease - time.monotonic()
+    def _holds(self) -> bool:
+        return time.monotonic() < self._until - LET_GO * self._lease
+
+    def worker_lease(self) -> float:
+        """Seconds a worker may go on without hearing of its coordinator."""
+        return max(0.0, self._until - WORKER_ENDS * self._lease - time.monotonic())
 
     def beat(self) -> bool:
-        """Renew the lease when it is due; False, once, when it is lost or cannot be known to hold any longer."""
+        """False, once, when the lease is lost or cannot be known to hold any longer."""
         if self._presence is not None:
             self._presence.beat()
-        if time.monotonic() - self._renewed >= self._lease / 6:
-            self._try(self._renew)
-        if self._dropped or self.remaining() > 0:
+        if self._dropped or self._holds():
             return True
-        self._dropped, self._renewed = True, 0.0
+        self._dropped = True
         return False
+
+    def _keep(self) -> None:
+        """Renew the lease, in a thread and over a connection of its own: no slow disk and no report may cost it."""
+        connection: Any = None
+        while not self._stop.wait(self._lease / 8):
+            try:
+                connection = connection or self._open()
+                self._renew(connection)
+            except psycopg.Error:
+                if connection is not None:
+                    connection.close()
+                connection = None
+        if connection is not None:
+            connection.close()
 
     def _renew(self, connection: Any) -> None:
         began = time.monotonic()
@@ -279,12 +302,9 @@ class PostgresClaims:
             " WHERE study = %s AND token = %s AND expires > clock_timestamp()",
             (self._lease, self._study, self._token),
         )
-        self._renewed = began
         if renewed.rowcount == 1:
             self._until, self._dropped = began + self._lease, False
-            self._pay(connection)
         elif self._dropped:  # its runs were let go; it may come back as someone new
-            self._owed.clear()
             self._enlist(connection)
         else:
             self._until = 0.0
@@ -303,12 +323,15 @@ class PostgresClaims:
             return None
 
     def _connect(self) -> Any:
-        self._connection = psycopg.connect(
+        self._connection = self._open()
+        return self._connection
+
+    def _open(self) -> Any:
+        return psycopg.connect(
             self._url.replace("postgres://", "postgresql://", 1), autocommit=True, connect_timeout=5, options=_SESSION,
             application_name=f"reasonrl {self.name}"[:63], keepalives_idle=10, keepalives_interval=5,
             keepalives_count=3, tcp_user_timeout=10000,
         )  # fmt: skip
-        return self._connection
 
     def _hang_up(self) -> None:
         if self._connection is not None:

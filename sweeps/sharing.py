@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 LOOK_S = 2.0
 LAG_S = 90.0  # network folders show what another machine wrote within a minute, or never will
-WORKER_SHARE = 0.9  # of the remaining lease: a worker cut off from its coordinator ends before anyone takes over
 
 
 class Sharing:
@@ -37,7 +36,7 @@ class Sharing:
 
     def lease(self) -> float | None:
         """Seconds a worker may go on without hearing of its coordinator; None: for ever."""
-        return WORKER_SHARE * max(0.0, self._claims.remaining()) if self._claims.shared else None
+        return self._claims.worker_lease()
 
     def claim(self, run: RunState) -> bool:
         """Whether the run may start here now, its state brought up to what others left.
@@ -87,10 +86,12 @@ class Sharing:
     def look(self) -> None:
         """Now and then: see what others have, and take up what they left or lost."""
         now = time.monotonic()
-        if not self._claims.shared or now - self._looked < LOOK_S:
+        if not self._claims.shared:
+            return
+        self._tell_workers(now)
+        if now - self._looked < LOOK_S:
             return
         self._looked = now
-        self._tell_workers()
         held = self._claims.theirs()
         if held is None:
             return
@@ -137,18 +138,21 @@ class Sharing:
                 sweep.queue.push(run, first=True)
             sweep.restart(seat)
 
-    def _tell_workers(self) -> None:
-        """Pass the lease on, so that workers whose coordinator is frozen or cut off end by themselves."""
-        lease = self.lease()
+    def _tell_workers(self, now: float) -> None:
+        """Pass a renewed lease on, so that workers whose coordinator is frozen or cut off end by themselves."""
+        lease = self.lease() or 0.0
+        if not lease or now + lease < self._told + 0.1:
+            return
+        self._told = now + lease
         for seat in self._sweep.seats:
             if seat.started and not seat.lost and seat.usable:
                 with contextlib.suppress(EngineError):
                     self._sweep.engine.send(seat.slot, {"type": "lease", "seconds": lease})
 
     def _say_who_is_there(self) -> None:
-        there = {holder.token: holder for holder in self._claims.others()}
-        for token in there.keys() - self._present:
-            self._sweep.warn(f"{there[token].describe()} works on this sweep too")
+        there = {f"{holder.host} {holder.pid}": holder for holder in self._claims.others()}
+        for name in there.keys() - self._present:
+            self._sweep.warn(f"{there[name].describe()} works on this sweep too")
         for _ in self._present - there.keys():
             self._sweep.warn(f"another coordinator has left; {len(there)} other(s) work on this sweep now")
         self._present = set(there)
