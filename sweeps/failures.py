@@ -37,6 +37,8 @@ def describe_exit(exit_message: Mapping[str, Any]) -> dict[str, Any]:
     """The same for a worker that went away without a word."""
     if exit_message.get("oom"):
         return {"error_class": "oom", "message": "the kernel killed the worker because memory ran out"}
+    if exit_message.get("lost"):
+        return {"error_class": "infrastructure", "message": f"the worker was lost: {exit_message['lost']}"}
     number = exit_message.get("signal")
     if number:
         return {"error_class": "killed", "message": f"the worker was killed by signal {number}"}

@@ -20,7 +20,11 @@ def make_engine(settings: Mapping[str, Any], logs: Path) -> Engine:
         from sweeps.engines.local import LocalEngine
 
         return LocalEngine(settings, logs)
-    raise EngineError(f"engine.kind={kind} cannot be had here. Choose engine.kind=local.")
+    if kind == "ray":
+        from sweeps.engines.ray import RayEngine
+
+        return RayEngine(settings, logs)
+    raise EngineError(f"engine.kind={kind} cannot be had here. Choose local or ray.")
 
 
 __all__ = ["Engine", "make_engine"]

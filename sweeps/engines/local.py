@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from reasonrl.errors import EngineError
-from sweeps.engines.base import Message, Slot, choose_devices, lay_out
+from sweeps.engines.base import Layout, Message, Slot, choose_devices, lay_out
 
 SEND_TIMEOUT_S = 20.0  # a worker that does not even read its socket for so long is lost
 
@@ -39,13 +39,8 @@ class LocalEngine:
     takes every process it started with it.
     """
 
-    def __init__(self, settings: Mapping[str, Any], logs: Path) -> None:
-        asked = settings.get("devices")
-        fake = asked is not None and all(str(name).startswith("fake:") for name in asked)
-        fenced = "CUDA_VISIBLE_DEVICES" in os.environ
-        detected = [] if fake or (fenced and asked is None) else detect_gpus()
-        devices = choose_devices(asked, os.environ, _both_names(detected, asked))
-        layout = lay_out(settings, devices)
+    def __init__(self, settings: Mapping[str, Any], logs: Path, layout: Layout | None = None) -> None:
+        layout = layout or _lay_out_here(settings)
         self._slots, self.notes = layout.slots, layout.notes
         self._train = str(settings.get("train") or "reasonrl.train:train")
         self._logs = logs
@@ -169,6 +164,14 @@ class LocalEngine:
         killed_by = -code if code < 0 else None
         oom = own == -signal.SIGKILL and _oom_kills() > worker.oom_kills
         return {"type": "exit", "code": code, "signal": killed_by, "oom": oom}
+
+
+def _lay_out_here(settings: Mapping[str, Any]) -> Layout:
+    asked = settings.get("devices")
+    fake = asked is not None and all(str(name).startswith("fake:") for name in asked)
+    fenced = "CUDA_VISIBLE_DEVICES" in os.environ
+    detected = [] if fake or (fenced and asked is None) else detect_gpus()
+    return lay_out(settings, choose_devices(asked, os.environ, _both_names(detected, asked)))
 
 
 def detect_gpus() -> list[tuple[str, str]]:
