@@ -213,6 +213,21 @@ def test_a_user_adds_a_rule_with_one_function_and_one_line_of_configuration():
     assert AlertMonitor(AlertsConfig(plugins=[f"{__name__}.too_short"])).skipped()["U01"] == ["length/mean"]
 
 
+def test_a_users_rule_is_found_in_the_working_folder(tmp_path, monkeypatch):
+    text = """
+from reasonrl.alerts import Finding, alert_rule
+
+@alert_rule("U07", "any row", needs=("any",), warmup=0, confirm=1)
+def any_row(history, limits):
+    return Finding("flag", "a row")
+"""
+    (tmp_path / "rules_of_mine.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (alert,) = AlertMonitor(AlertsConfig(plugins=["rules_of_mine.any_row"])).update(1, {"reward/total": 0.5})
+    assert alert.code == "U07"
+
+
 @pytest.mark.parametrize("path", ["no_such_module.rule", f"{__name__}.collapsing", f"{__name__}.nothing"])
 def test_a_plugin_that_is_no_rule_is_refused_with_its_path(path):
     with pytest.raises(ConfigError, match=path):

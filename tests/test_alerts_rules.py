@@ -227,6 +227,12 @@ def test_a09_rising_kl_with_a_flat_held_out_score_is_a_flag_and_with_a_falling_r
     assert worst(falls, "A09")[0] == "stop"
 
 
+def test_a09_creeping_kl_under_harder_data_is_no_stop():
+    kl = lambda s: 0.03 + 0.0001 * s  # noqa: E731
+    harder = rows(200, kl__ref=kl, reward__total=lambda s: (0.7 if s < 120 else 0.42) + 0.01 * (s % 3))
+    assert worst(harder, "A09")[0] != "stop"
+
+
 def test_a09_large_kl_for_nothing_is_a_flag():
     drift = rows(40, kl__ref=lambda s: ramp(s, 10, 25, 0.001, 1.8), reward__total=lambda s: 0.3 + 0.1 * (s % 2))
     assert worst(drift, "A09")[0] == "flag"

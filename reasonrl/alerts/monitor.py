@@ -45,7 +45,7 @@ class AlertMonitor:
         tracked = {name for rule in self.rules for name in rule.inputs()} | set(ALWAYS_TRACKED)
         self.history = History(self.config.window, _unit(unit), tracked, group_size)
         self._wakes = [frozenset(flatten(rule.needs)) for rule in self.rules]
-        self._awake: dict[frozenset[str], list[tuple[Rule, int]]] = {}
+        self._awake: dict[frozenset[str], list[tuple[Rule, str, int]]] = {}
 
     def update(self, step: float, metrics: Mapping[str, float]) -> list[Alert]:
         """Add the metrics of one step and return the alerts they raise; several calls for one step are merged.
@@ -59,18 +59,18 @@ class AlertMonitor:
             return []
         passed = history.rollouts()
         raised = []
-        for rule, warmup in self._rules_for(frozenset(names)):
+        for rule, key, warmup in self._rules_for(frozenset(names)):
             if passed < warmup:
                 continue
-            finding = rule.check(history, self.limits[rule.key])
+            finding = rule.check(history, self.limits[key])
             if finding is None:
-                self._clear(rule.key)
+                self._clear(key)
             elif (alert := self._judge(rule, finding)) is not None:
                 raised.append(alert)
         return raised
 
-    def _rules_for(self, names: frozenset[str]) -> list[tuple[Rule, int]]:
-        """The rules that a row with these metrics wakes, with their warm-up."""
+    def _rules_for(self, names: frozenset[str]) -> list[tuple[Rule, str, int]]:
+        """The rules that a row with these metrics wakes, with their keys and warm-ups."""
         if names not in self._awake:
             woken = names | {"any"}
             woken |= {"eval"} if any(is_score(name) for name in names) else set()
@@ -78,7 +78,7 @@ class AlertMonitor:
             rules = [rule for rule, wake in zip(self.rules, self._wakes, strict=True) if not wake.isdisjoint(woken)]
             if len(self._awake) > 100:  # a log whose every row has other columns
                 self._awake.clear()
-            self._awake[names] = [(r, self.config.warmup if r.warmup is None else r.warmup) for r in rules]
+            self._awake[names] = [(r, r.key, self.config.warmup if r.warmup is None else r.warmup) for r in rules]
         return self._awake[names]
 
     def _clear(self, key: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Iterable
 
 from reasonrl.alerts.config import AlertsConfig
@@ -25,12 +27,14 @@ def alert_rule(
 
 
 def load_plugin(path: str) -> Rule:
-    """Import a user rule by its dotted path; raises ConfigError when there is none."""
+    """Import a user rule by its dotted path, from the working folder too; raises ConfigError when there is none."""
     module, _, name = path.rpartition(".")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        cure = "Is its folder on PYTHONPATH?"
+        cure = "Its file must be in the working folder or on PYTHONPATH."
         raise ConfigError([Mistake("alerts.plugins", path, f"cannot be imported ({error})", cure)]) from error
     rule = getattr(found, "alert_rule", None)
     if not isinstance(rule, Rule):

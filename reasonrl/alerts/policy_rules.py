@@ -135,7 +135,9 @@ def kl_growth(h: History, t: Limits) -> Finding | None:
         return _large_kl(h, kl, t)
     evidence = numbers(kl=levels[-1], before=levels[0]) | {"window": [kl.blocks[-5][0], kl.blocks[-1][0]]}
     text = f"KL to the reference rose {'ever faster' if faster else 'in four windows in a row'} to {short(levels[-1])}"
-    if fell(h, t["fall"]) and not held_out_defends(h, "A09"):
+    steep = faster or levels[-1] >= t["stop_growth"] * levels[0]
+    # KL creeps up in good runs too, where harder data can lower the reward
+    if fell(h, t["fall"] if steep else t["fall_creeping"]) and not held_out_defends(h, "A09"):
         return Finding("stop", f"{text} while the train reward fell.", evidence, levels[-1])
     if held_out_flat(h) or held_out_fell(h):
         return Finding("flag", f"{text} while the held-out score is flat or down.", evidence, levels[-1])

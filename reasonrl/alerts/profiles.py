@@ -46,7 +46,7 @@ GRADED: tuple[Rule, ...] = (
          limits={"rows": 3, "first_rows": 10, "share": 0.98, "mostly": 0.85},
          intervention=("sampling.max_new_tokens * 4",), warmup=0, confirm=1),
     Rule("A09", "KL growth", kl_growth, ("kl/ref",), (REWARD, "eval"),
-         limits={"level": 0.001, "growth": 1.2, "far": 0.5, "fall": 0.3},
+         limits={"level": 0.001, "growth": 1.2, "stop_growth": 1.5, "far": 0.5, "fall": 0.3, "fall_creeping": 0.5},
          intervention=("kl=k3_unbiased", "kl.coef * 2")),
     Rule("A10", "held-out score falls", overfit, ("eval",), (REWARD,),
          limits={"evals": 2, "known": 5, "gain_lost": 0.5}, intervention=("kl=k3_unbiased",), warmup=0, confirm=1),

@@ -185,10 +185,10 @@ def no_learning(h: History, t: Limits) -> Finding | None:
     reward = h.ready("reward/total")
     if reward is None or reward.count < t["rows"] or h.rollouts() < t["steps"]:
         return None
-    if saturated(h) or gained(h) or once_gained(h) or fell(h, 0.2):
-        return None
     (change, z), std = reward.trend(), reward.std()
     if change > t["change"] * std and z > t["z"]:
+        return None
+    if saturated(h) or gained(h) or once_gained(h) or fell(h, 0.2):
         return None
     for scores in h.held_out.values():
         if scores.count > 1 and scores.best - scores.first > max(2 * scores.noise(), 0.03 * abs(scores.first)):
