@@ -63,7 +63,16 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        for parameter in self.parameters:
+        for tensor in (*self.parameters, *self.masters):
+            tensor.grad = None
+
+    def accumulate(self) -> None:
+        """Move what a backward pass left in low precision onto the masters, where micro-batches add up in fp32."""
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if master is parameter or parameter.grad is None:
+                continue
+            grad = parameter.grad.float()
+            master.grad = grad if master.grad is None else master.grad.add_(grad)
             parameter.grad = None
 
     def step(self, lr: float) -> float:
@@ -71,11 +80,10 @@ class Optimizer:
 
         A non-finite norm leaves weights and moments untouched. Parameters without a gradient count as zero.
         """
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if master is not parameter:
-                master.grad = parameter.grad.float()
+        self.accumulate()
+        for master in self.masters:
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.max_grad_norm or math.inf))
         if math.isfinite(norm):
             for group in self.adam.param_groups:

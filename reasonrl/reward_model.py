@@ -16,7 +16,7 @@ from reasonrl.types import Problem
 class RewardModelConfig:
     """A Hugging Face model with one output (`AutoModelForSequenceClassification`), held frozen beside the policy."""
 
-    path: str | None = None  # folder or hub name
+    path: str = ""  # folder or hub name
     revision: str | None = None
     device: str = "auto"  # auto, cpu, cuda, cuda:N; its own, beside the policy's model.device
     dtype: str = "auto"  # auto, float32, bfloat16, float16

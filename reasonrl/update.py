@@ -90,8 +90,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TrainBatch, settings: Up
                 seen.skipped += 1
                 continue
             seen.means.add("loss/denominator", denominator)
-            _accumulate(policy, batch, rows, weights, settings, seen)
-            distributed.sum_gradients(optimizer.parameters)
+            _accumulate(policy, optimizer, batch, rows, weights, settings, seen)
+            distributed.sum_gradients(optimizer.masters)
             norm = optimizer.step(settings.lr)
             seen.means.add("optim/grad_norm", norm)
             seen.updates += 1
@@ -106,6 +106,7 @@ def _minibatches(num_prompts: int, settings: UpdateSettings, epoch: int) -> Iter
 
 def _accumulate(
     policy: Policy,
+    optimizer: Optimizer,
     batch: TrainBatch,
     rows: torch.Tensor,
     weights: torch.Tensor,
@@ -132,6 +133,7 @@ def _accumulate(
         extra = [None if mask is None else mask[chosen] for mask in (cov_cut, cov_penalty)]
         loss = _micro_loss(policy, batch, rows[chosen], weights[chosen], extra, settings, seen)
         loss.backward()
+        optimizer.accumulate()
         total += float(loss.detach())
     seen.means.add("loss/total", total)
     if seen.updates == 0 and seen.ratios:

@@ -187,7 +187,7 @@ def _reward_source(key: str, name: str, part: rewards.PartConfig) -> Iterator[Mi
     if part.function is not None:
         yield Mistake(f"{key}.model", part.model.path, "excludes .function", "Keep one of the two.")
     if not part.model.path:
-        yield Mistake(f"{key}.model.path", "null", "must be a folder or a hub name", f"Set {key}.model.path=DIR.")
+        yield Mistake(f"{key}.model.path", "''", "must be a folder or a hub name", f"Set {key}.model.path=DIR.")
     if part.model.dtype not in DTYPES:
         yield Mistake(f"{key}.model.dtype", part.model.dtype, f"must be one of {', '.join(DTYPES)}")
     if part.model.batch_size < 1:

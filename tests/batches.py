@@ -64,8 +64,11 @@ class Onlooker:
     """Takes the place of the optimizer: keeps every gradient as one flat tensor and changes no weight."""
 
     def __init__(self, policy: Any) -> None:
-        self.parameters = policy.trainable()
+        self.parameters = self.masters = policy.trainable()
         self.gradients: list[torch.Tensor] = []
+
+    def accumulate(self) -> None:
+        """Weights in fp32 are their own masters."""
 
     def step(self, lr: float) -> float:
         """Note the gradient and return its norm."""

@@ -111,3 +111,13 @@ def test_state_goes_through_tensors_and_continues_bit_for_bit(dtype):
 
 def test_updates_per_rollout_is_the_product():
     assert OptimConfig(minibatches=4, inner_epochs=3).updates_per_rollout == 12
+
+
+def test_micro_batches_of_low_precision_weights_add_up_in_fp32():
+    # in bfloat16, 1 + 1/512 is 1: 256 such parts would be lost
+    weights = parameter(dtype=torch.bfloat16, count=1)
+    optimizer = Optimizer([weights], OptimConfig(max_grad_norm=0))
+    for part in [1.0] + [1 / 512] * 256:
+        weights.grad = torch.full((1,), part, dtype=torch.bfloat16)
+        optimizer.accumulate()
+    assert optimizer.step(0.01) == pytest.approx(1.5)

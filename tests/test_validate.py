@@ -60,7 +60,7 @@ GUARDS = {
     "reward.correct": ({"reward__correct": 0.0}, "above reward.wrong"),
     "reward.parts.mine": ({"reward__parts": {"mine": {}, "correctness": {}}}, "unknown part"),
     "reward.parts": ({"reward__parts": {"correctness": {"weight": 0.0}}}, "all weigh 0"),
-    "reward.parts.rm.model.path": ({"reward__parts": {"rm": {"model": {"path": None}}}}, "a folder or a hub name"),
+    "reward.parts.rm.model.path": ({"reward__parts": {"rm": {"model": {"path": ""}}}}, "a folder or a hub name"),
     "reward.parts.rm.model": (
         {"reward__parts": {"rm": {"function": "a.b", "model": {"path": "m"}}}},
         "excludes .function",
