@@ -144,4 +144,5 @@ def _items(items: Any) -> dict[str, Any]:
         with contextlib.suppress(ValueError):
             out[key] = json.loads(item.value_json)
     out.pop("_wandb", None)
-    return out
+    media = tuple(key.removesuffix("_type") for key in out if key.endswith("/_type"))  # a table, an image: no metrics
+    return {key: value for key, value in out.items() if not key.startswith(media)} if media else out

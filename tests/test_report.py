@@ -161,7 +161,7 @@ def test_damaged_results_get_a_report_that_says_so(fault, tmp_path):
     said = words(write_report(folder, figures=[figure]).read_text())
     expected = {
         "stopped": "A05 flat groups",
-        "failed": "non_finite",
+        "failed": "non-finite",
         "lost": "lost to the machine",
         "unfinished": "4 not finished",
         "torn": "cannot be read",

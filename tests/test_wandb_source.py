@@ -14,7 +14,7 @@ import pytest
 
 from analysis import load
 from analysis.__main__ import main
-from analysis.wandb_offline import PulledRun, read_offline, read_records
+from analysis.wandb_offline import PulledRun, _items, read_offline, read_records
 from analysis.wandb_source import arm_of, run_events, write_results
 from reasonrl.errors import AnalysisError
 
@@ -145,6 +145,16 @@ def test_an_offline_file_cut_anywhere_keeps_what_is_before_the_cut(tmp_path):
     assert run.damaged == 1 and run.history and run.state == "running"
     notes = write_results([run], tmp_path / "out", "test")
     assert "cannot be read" in notes[0] and notes[0] in load(tmp_path / "out").notes
+
+
+def test_a_logged_table_is_no_metric_and_makes_no_step():
+    from wandb.proto import wandb_internal_pb2
+
+    history = wandb_internal_pb2.HistoryRecord()
+    history.item.add(key="step", value_json="5")
+    for name, value in (("_type", '"table-file"'), ("ncols", "4"), ("nrows", "9")):
+        history.item.add(nested_key=["samples", name], value_json=value)
+    assert _items(history.item) == {"step": 5}
 
 
 def test_one_damaged_record_costs_only_itself():
