@@ -159,17 +159,29 @@ def _one(file: Path, args: argparse.Namespace, config: AlertsConfig, number: int
     try:
         log = read_log(file)
         found = diagnose(log, config, args.updates_per_rollout, args.group_size)
-        if args.picture:
-            from analysis.diagnosis_picture import draw
-
-            target = args.picture
-            if number:
-                target = target.with_name(f"{target.stem}_{number + 1}{target.suffix}")
-            draw(log, found.alerts, target)
     except (ReasonRLError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     print(json.dumps(found.to_dict(), allow_nan=False) if args.json else describe(found) + "\n")
+    if args.picture and not _draw(log, found, args.picture, number):
+        return 2
     if args.fail_on == "never" or found.worst is None:
         return 0
     return int(SEVERITIES.index(found.worst) >= SEVERITIES.index(args.fail_on))
+
+
+def _draw(log: Log, found: Diagnosis, target: Path, number: int) -> bool:
+    """Draw one log's picture (`found.png`, `found_2.png`, ...); False, and why, when it cannot be written."""
+    from analysis.diagnosis_picture import draw
+
+    if number:
+        target = target.with_name(f"{target.stem}_{number + 1}{target.suffix}")
+    try:
+        draw(log, found.alerts, target)
+    except ReasonRLError as error:
+        print(error, file=sys.stderr)
+        return False
+    except OSError as error:
+        print(f"--picture {target}: {error.strerror or error}.", file=sys.stderr)
+        return False
+    return True

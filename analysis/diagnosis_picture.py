@@ -31,6 +31,7 @@ def draw(log: Log, alerts: Sequence[Alert], target: Path) -> Path:
     if target.suffix.lstrip(".") not in FORMATS:
         raise AnalysisError(f"--picture {target}: choose a file ending in .{', .'.join(FORMATS)}.")
     curves = _curves(log)
+    alerts = _first_of_each(alerts)
     panels = _panels(curves, alerts)
     if not panels:
         raise AnalysisError(f"{log.path} has no curve to draw.")
@@ -50,6 +51,14 @@ def draw(log: Log, alerts: Sequence[Alert], target: Path) -> Path:
             ax.tick_params(labelbottom=True)
         figure.suptitle(log.path.name, fontsize=8, color=MUTED)
     return save(figure, target.with_suffix(""), [target.suffix.lstrip(".")])[0]
+
+
+def _first_of_each(alerts: Sequence[Alert]) -> list[Alert]:
+    """The first alert of every rule and severity: a finding that worsens forty times is shaded once."""
+    first: dict[tuple[str, str, str], Alert] = {}
+    for alert in alerts:
+        first.setdefault((alert.code, alert.title, alert.severity), alert)
+    return list(first.values())
 
 
 def _curves(log: Log) -> dict[str, tuple[list[float], list[float]]]:
@@ -89,4 +98,5 @@ def _shade(ax: Axes, alerts: Sequence[Alert]) -> None:
         ax.annotate(
             f"{alert.code} {alert.severity}", (alert.step, 1), xycoords=("data", "axes fraction"), color=colour,
             xytext=(2, -3 - 8 * (place % 4)), textcoords="offset points", va="top", fontsize=6,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
         )  # fmt: skip

@@ -383,6 +383,13 @@ def test_picture_is_written_one_per_log(tmp_path):
     assert run(one, "--picture", tmp_path / "found.bmp") == 2
 
 
+def test_a_picture_that_cannot_be_written_costs_no_findings(tmp_path, capsys):
+    assert run(surge_csv(tmp_path / "one.csv"), "--picture", "/proc/nowhere/found.png") == 2
+    printed = capsys.readouterr()
+    assert "verdict: STOP A04" in printed.out
+    assert printed.err.startswith("--picture /proc/nowhere/found.png: ")
+
+
 @pytest.mark.parametrize(
     "line",
     [
