@@ -12,6 +12,7 @@ import pytest
 from analysis import diagnose
 from analysis.logs import find_logs, read_log
 from analysis.logs.table import to_number
+from reasonrl.alerts import AlertMonitor
 from reasonrl.alerts.names import translate_row
 from reasonrl.errors import AnalysisError
 from reasonrl.events import EventLog
@@ -332,6 +333,24 @@ def test_our_own_runs_get_overrides_with_numbers(tmp_path):
     found = diagnose.diagnose(read_log(as_events(tmp_path)))
     stop = next(alert for alert in found.alerts if alert.severity == "stop")
     assert "optim.lr=2e-05" in stop.intervention
+
+
+def test_our_own_log_is_judged_as_the_run_judged_itself(tmp_path):
+    """The run evaluates before its first step without showing that to the rules."""
+    scores = {0: 0.9, 10: 0.3, 20: 0.32, 30: 0.34}
+    log, monitor = EventLog(tmp_path / "events.jsonl"), AlertMonitor()
+    log.append({"type": "eval", "time": 0, "step": 0, "metrics": {"eval/accuracy": 0.9, "time/eval": 1.0}})
+    raised = []
+    for step, entropy, reward in SURGE:
+        metrics = {"reward/total": reward, "entropy/mean": entropy}
+        held_out = {"eval/accuracy": scores[step], "time/eval": 1.0} if step in scores else {}
+        if held_out:
+            log.append({"type": "eval", "time": step, "step": step, "metrics": held_out})
+        log.append({"type": "step", "time": step, "step": step, "metrics": metrics})
+        raised += monitor.update(step, {**metrics, **held_out})
+    log.close()
+    assert diagnose.diagnose(read_log(tmp_path / "events.jsonl")).alerts == raised
+    assert raised[0].code == "A04"
 
 
 def test_json_has_every_field_and_no_bare_nan(tmp_path, capsys):

@@ -176,11 +176,16 @@ def _read_json_lines(path: Path, text: str) -> Log | None:
 
 
 def _read_events(path: Path) -> Log:
-    """Our own event log: step and eval events; the run's settings come from its start event."""
+    """Our own event log: step and eval events; the run's settings come from its start event.
+
+    The evaluation before the first step is left out: the run did not show it to the rules either.
+    """
     table = Table()
     config: dict[str, Any] = {}
+    trained = False
     for event in read_events(path):
-        if event["type"] in ("step", "eval") and isinstance(event.get("step"), int | float):
+        trained |= event["type"] == "step"
+        if trained and event["type"] in ("step", "eval") and isinstance(event.get("step"), int | float):
             table.add(float(event["step"]), event.get("metrics") or {})
         elif event["type"] == "start":
             config = event.get("config") or config
