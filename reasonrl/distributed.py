@@ -88,7 +88,7 @@ def from_main(compute: Callable[[], T]) -> T:
     return box[0]
 
 
-def sum_gradients(parameters: Sequence[torch.nn.Parameter]) -> None:
+def sum_gradients(parameters: Sequence[torch.Tensor]) -> None:
     """Add up the gradients of all processes; one without rows counts as zero."""
     if size() == 1:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,18 @@ GSPO_LARGEST = 0.05  # a clip bound above this is of token size
 
 def mistakes_of(config: Config) -> list[Mistake]:
     """Return all mistakes; the order is that of the configuration's sections."""
-    checks = (_choices, _numbers, _sampling, _losses, _kl, _rewards, _task_and_model, _alerts, trl_options.mistakes)
+    checks = (
+        _choices,
+        _numbers,
+        _sampling,
+        _losses,
+        _kl,
+        _rewards,
+        _task_and_model,
+        _alerts,
+        _launch,
+        trl_options.mistakes,
+    )
     return [mistake for check in checks for mistake in check(config)]
 
 
@@ -253,6 +265,18 @@ def _task_and_model(config: Config) -> Iterator[Mistake]:
 
 def _alerts(config: Config) -> Iterator[Mistake]:
     yield from config.alerts.mistakes()
+
+
+SPLITTING = {"FSDP": "FSDP", "DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM"}
+
+
+def _launch(config: Config) -> Iterator[Mistake]:
+    """What `accelerate launch` was told that no run here does, and would be ignored without a word."""
+    for variable, name in SPLITTING.items():
+        if os.environ.get(f"ACCELERATE_USE_{variable}", "").lower() in ("1", "true"):
+            allowed = "splits the weights over processes; a run here keeps a whole copy in each"
+            cure = "Launch with --multi_gpu; model.lora.r and model.gradient_checkpointing save memory."
+            yield Mistake("accelerate", name, allowed, cure)
 
 
 def doubts_about(config: Config) -> list[str]:

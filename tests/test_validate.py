@@ -219,3 +219,12 @@ def test_a_coin_needs_the_part_it_replaces():
 def test_configuration_and_its_mistakes_need_no_torch():
     code = "import sys, reasonrl.config as c; c.validate(c.Config()); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("variable", "name"), [("FSDP", "FSDP"), ("DEEPSPEED", "DeepSpeed")])
+def test_a_launcher_that_splits_the_weights_is_refused_not_ignored(monkeypatch, variable, name):
+    monkeypatch.setenv(f"ACCELERATE_USE_{variable}", "true")
+    (mistake,) = validate(Config())
+    assert (mistake.key, mistake.value) == ("accelerate", name) and "whole copy" in mistake.allowed
+    monkeypatch.setenv(f"ACCELERATE_USE_{variable}", "false")
+    assert validate(Config()) == []
