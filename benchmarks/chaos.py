@@ -39,12 +39,14 @@ CLOCKS = ("time/", "speed/")
 
 @dataclass
 class Sweep:
-    """A sweep in a folder, given by its command; `real` trains the built-in model."""
+    """A sweep in a folder, given by its command; `real` trains the built-in model, `mishaps` decides its length."""
 
     results: Path
     real: bool
+    mishaps: int
     process: subprocess.Popen[bytes] | None = None
     commands: int = 0
+    noted: bool = False
     codes: Counter[int] = field(default_factory=Counter)
 
     @property
@@ -55,12 +57,13 @@ class Sweep:
         """The command as a user would give it."""
         if self.real:
             return [
-                sys.executable, "sweep.py", "+sweep=clip_ablation", "-m", "seed=0,1", "steps=8", "eval.every=4",
+                sys.executable, "sweep.py", "+sweep=clip_ablation", "-m", "seed=0,1", f"steps={max(8, 2 * self.mishaps)}", "eval.every=4",
                 "eval.problems=40", "data.prompts_per_step=8", "checkpoint.every=2", f"sweep.name={NAME}",
                 f"results={self.results}", "engine.max_retries=100", f"engine.hang_timeout_s={HANG_S[True]}",
             ]  # fmt: skip
         settings = {
-            "arms": {"a": {"sleep": 0.05}, "b": {"sleep": 0.08}, "c": {"sleep": 0.03}}, "seeds": [0, 1, 2], "steps": 40,
+            "arms": {"a": {"sleep": 0.05}, "b": {"sleep": 0.08}, "c": {"sleep": 0.03}}, "seeds": [0, 1, 2],
+            "steps": max(40, 10 * self.mishaps),
             "engine": {"max_retries": 100, "hang_timeout_s": HANG_S[False]},
         }  # fmt: skip
         return [sys.executable, "-m", "tests.fakes", str(self.directory), json.dumps(settings)]
@@ -68,6 +71,7 @@ class Sweep:
     def start(self) -> None:
         """Give the command."""
         self.commands += 1
+        self.noted = False
         self.results.mkdir(parents=True, exist_ok=True)
         with (self.results / "said.txt").open("ab") as log:
             self.process = subprocess.Popen(self.command(), cwd=ROOT, stdout=log, stderr=log)
@@ -76,8 +80,9 @@ class Sweep:
         """Whether the coordinator lives; notes its exit code when it has ended."""
         assert self.process is not None
         code = self.process.poll()
-        if code is not None:
+        if code is not None and not self.noted:
             self.codes[code] += 1
+            self.noted = True
         return code is None
 
     def workers(self) -> list[int]:
@@ -242,14 +247,14 @@ def main() -> int:
     parser.add_argument("--real", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaos-") as name:
-        calm = Sweep(Path(name) / "calm", args.real)
+        calm = Sweep(Path(name) / "calm", args.real, args.mishaps)
         calm.start()
         calm.finish()
         if calm.codes != Counter({0: 1}):
             print((calm.results / "said.txt").read_text()[-3000:])
             return 1
         reference = rows_without_clocks(calm.directory)
-        sweep = Sweep(Path(name) / "storm", args.real)
+        sweep = Sweep(Path(name) / "storm", args.real, args.mishaps)
         struck = torment(sweep, args.mishaps, random.Random(args.seed))
         faults = faults_of(sweep, reference)
         print(f"{'mishap':<26}{'times':>6}")
@@ -258,6 +263,8 @@ def main() -> int:
         steps = sum(len(rows) for rows in reference.values())
         print(f"{len(reference)} runs, {steps} steps; the command was given {sweep.commands} times")
         print(f"exit codes {dict(sweep.codes)}")
+        if sum(struck.values()) < args.mishaps:
+            print(f"the sweep was done after {sum(struck.values())} of {args.mishaps} mishaps")
         for fault in faults:
             print(f"FAULT {fault}")
         if faults:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,13 @@ class Book:
         finally:
             log.close()
         run.apply(event)
+
+    def abandon(self, configuration: Configuration, run: RunState, why: Mapping[str, Any]) -> dict[str, Any]:
+        """Give up the seeds still missing, for a reason that stands in the log of `run`; returns the whole reason."""
+        whole = {**why, "seeds": list(configuration.pending_seeds)}
+        configuration.give_up(whole)
+        self.record(run, {"type": "decision", "action": "abandon", "reason": whole})
+        return whole
 
     def open_runs(self) -> Iterable[RunState]:
         """Runs that have not ended for good."""

@@ -61,7 +61,8 @@ class Endings:
         """Judge a configuration now that a run of it ended."""
         sweep = self._sweep
         if sweep.study.report_seed(configuration, run.spec.seed) and configuration.abandoned is None:
-            configuration.give_up({"why": "pruned by wilcoxon over the seeds so far"})
+            why = sweep.book.abandon(configuration, run, {"why": "pruned by wilcoxon over the seeds so far"})
+            sweep.ledger.note("abandon", run.spec, **why)
         sweep.source.settled(configuration)
         if configuration.done:
             sweep.study.tell(configuration)

@@ -39,11 +39,14 @@ class Progress:
 
     def begin(self, sweep: Coordinator) -> None:
         """Say what there is to do and open the table."""
+        from sweeps.show import num_runs
+
         total, done = len(sweep.book.runs), sweep.resumed
         slots = ", ".join(seat.slot.label for seat in sweep.seats)
         left = f", {done} of them done before" if done else ""
-        what = f"{total} runs{left}" if total or not self._plan.searched else "a search"
-        self.line(f"sweep {self._plan.name}: {what}; slots: {slots}; results in {self._plan.directory}")
+        planned = num_runs(self._plan)
+        what = f"a search of at most {planned} runs" if self._plan.searched else f"{total} run{'s' * (total != 1)}"
+        self.line(f"sweep {self._plan.name}: {what}{left}; slots: {slots}; results in {self._plan.directory}")
         for warning in self._plan.warnings:
             self.line(f"warning: {warning}")
         if self.console.is_terminal:

@@ -88,9 +88,11 @@ def loop(sweep: Coordinator, engine: Engine, claims: Claims, asked: list[int]) -
         sweep.tend()
         if asked and not sweep.leaving:
             sweep.leave("interrupted", INTERRUPTED)
+            sweep.progress.line(f"  again to leave at once; after {GRACE_S:.0f} s it leaves in any case")
         if sweep.leaving:
             deadline = deadline or time.monotonic() + GRACE_S
-            if len(asked) > 1 or time.monotonic() > deadline:
+            nothing_to_save = not any(seat.begun for seat in sweep.running)  # a model that still loads hears nothing
+            if len(asked) > 1 or nothing_to_save or time.monotonic() > deadline:
                 return
 
 

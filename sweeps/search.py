@@ -170,11 +170,8 @@ class Search:
         if configuration.abandoned is None and configuration.pending_seeds:
             why = self._why_give_up(configuration)
             if why is not None:
-                why = {**why, "seeds": list(configuration.pending_seeds)}
-                configuration.give_up(why)
                 last = next(run for run in configuration.runs if not run.open)
-                self._book.record(last, {"type": "decision", "action": "abandon", "reason": why})
-                self._ledger.note("abandon", last.spec, **why)
+                self._ledger.note("abandon", last.spec, **self._book.abandon(configuration, last, why))
         if configuration.done:
             self._open.pop(id(configuration), None)
 

@@ -55,7 +55,7 @@ def summary_lines(sweep: Coordinator, runs: list[RunState], seconds: float) -> l
     counts = counts_of(runs)
     stopped = [run for run in runs if run.status == "stopped"]
     failed = [run for run in runs if run.status == "failed"]
-    open_runs = sum(run.open for run in runs)
+    open_runs = sum(run.open and not run.given_up for run in runs)
     head = f"{counts.get('finished', 0)} finished, {len(stopped)} stopped, {len(failed)} failed"
     if open_runs:
         head += f", {open_runs} still to do"
@@ -64,6 +64,9 @@ def summary_lines(sweep: Coordinator, runs: list[RunState], seconds: float) -> l
     if stopped:
         total = sum(run.spec.steps for run in runs if not run.spec.parent)
         lines.append(f"  stops saved {steps_saved(stopped)} of {total} rollout steps")
+    if cut := [configuration for configuration in sweep.book.configurations if configuration.abandoned]:
+        many = f"{len(cut)} configuration{'s' * (len(cut) != 1)}"
+        lines.append(f"  {many} behind the others did not get all seeds or steps: python -m sweeps why KEY says why")
     if failed:
         lines.append(f"  try failed runs again: python -m sweeps retry {sweep.plan.name}, then the same command")
     if sweep.barred:
