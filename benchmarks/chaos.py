@@ -57,9 +57,10 @@ class Sweep:
         """The command as a user would give it."""
         if self.real:
             return [
-                sys.executable, "sweep.py", "+sweep=clip_ablation", "-m", "seed=0,1", f"steps={max(8, 2 * self.mishaps)}", "eval.every=4",
-                "eval.problems=40", "data.prompts_per_step=8", "checkpoint.every=2", f"sweep.name={NAME}",
-                f"results={self.results}", "engine.max_retries=100", f"engine.hang_timeout_s={HANG_S[True]}",
+                sys.executable, "sweep.py", "+sweep=clip_ablation", "-m", "seed=0,1", "eval.every=4",
+                "eval.problems=40", f"steps={max(8, 2 * self.mishaps)}", "data.prompts_per_step=8",
+                "checkpoint.every=2", f"sweep.name={NAME}", f"results={self.results}", "engine.max_retries=100",
+                f"engine.hang_timeout_s={HANG_S[True]}",
             ]  # fmt: skip
         settings = {
             "arms": {"a": {"sleep": 0.05}, "b": {"sleep": 0.08}, "c": {"sleep": 0.03}}, "seeds": [0, 1, 2],

@@ -72,7 +72,7 @@ def trial(config):
         file.write(json.dumps([began, time.time()]) + "\\n")
     return {{"value": 0.0}}
 
-ray.init(num_cpus={slots}, logging_level=logging.ERROR, include_dashboard=False)
+ray.init(address="local", num_cpus={slots}, logging_level=logging.ERROR, include_dashboard=False)
 tune.Tuner(
     trial,
     param_space={{"index": tune.grid_search(list(range(len(lengths))))}},
