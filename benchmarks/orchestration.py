@@ -34,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 SHORTEST_S, LONGEST_S = 0.1, 2.0
 PEERS = {
-    "hydra": ["hydra-core==1.3.2", "hydra-optuna-sweeper==1.2.0", "hydra-joblib-launcher==1.2.0", "setuptools<81"],
+    "hydra": ["hydra-core==1.3.8", "hydra-optuna-sweeper==1.3.0", "hydra-joblib-launcher==1.2.0", "setuptools<81"],
     "ray": ["ray[tune]>=2.40"],
 }
 
@@ -202,10 +202,11 @@ def peers(count: int, slots: int, cache: Path) -> None:
         _print_peer("ours", nothing, uneven, lengths, slots)
         for rival, packages in PEERS.items():
             venv = cache / rival
-            if not (venv / "done").exists():
-                subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
+            done, wanted = venv / "done", " ".join(packages)
+            if not done.exists() or done.read_text() != wanted:
+                subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
                 subprocess.run([str(venv / "bin" / "pip"), "install", "--quiet", *packages], check=True)
-                (venv / "done").touch()
+                done.write_text(wanted)
             for part in ("a", "b"):
                 (folder / rival / part).mkdir(parents=True)
             nothing = peer(rival, [0.0] * count, slots, folder / rival / "a", venv)
