@@ -352,6 +352,8 @@ class Coordinator:
     def _on_exit(self, seat: Seat, message: Mapping[str, Any]) -> None:
         if not seat.ready:
             seat.bad_starts += 1
+            if seat.bad_starts == MAX_BAD_STARTS:
+                self.warn(f"slot {seat.slot.label} is not used any more: {describe_exit(message)['message']}")
             self._put_back(seat)
         run = self.free(seat)
         if run is not None:
