@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy as np
 
 from analysis.compare import compare, compare_problems
 from analysis.load import Results, find, load
+from analysis.remote import is_url, open_store, upload
 from analysis.tables import make_tables
 from analysis.verdict import verdict
 from reasonrl.errors import AnalysisError
@@ -33,7 +35,7 @@ _LIBRARIES = ("numpy", "pandas", "scipy", "pyarrow", "matplotlib")
 class Exported:
     """What was written: folder, files (relative, sorted), the verdict, the notes, and figures that broke."""
 
-    folder: Path
+    folder: Path | str
     files: list[str]
     verdict: list[str]
     notes: list[str]
@@ -195,11 +197,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", help="a sweep in the results folder, or the path of its folder")
     parser.add_argument("--figures", default="default", help="all, default (what suits the sweep), or names, by commas")
     parser.add_argument("--formats", default=",".join(FORMATS), help="some of pdf,png,svg (default: all three)")
-    parser.add_argument("--out", type=Path, help="folder to write to (default: the results folder itself)")
+    parser.add_argument("--out", help="folder or URL (s3://, gs://) to write to (default: the results folder itself)")
     parser.add_argument("--size", default="double", help="single or double: the column width of the figures")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of results folders")
     args = parser.parse_args(arguments)
-    made = export(find(args.name, args.results), _split(args.figures), _split(args.formats), args.out, size=args.size)
+    sweep, names, formats = find(args.name, args.results), _split(args.figures), _split(args.formats)
+    if args.out and is_url(args.out):
+        store = open_store(args.out)  # before the work
+        with tempfile.TemporaryDirectory() as folder:
+            made = export(sweep, names, formats, Path(folder), size=args.size)
+            upload(Path(folder), made.files, store)
+        made.folder = args.out
+    else:
+        made = export(sweep, names, formats, Path(args.out) if args.out else None, size=args.size)
     for sentence in made.verdict:
         print(sentence)
     for note in made.notes:

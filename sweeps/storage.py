@@ -19,6 +19,7 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import OptunaError
 from optuna.trial import TrialState
 from sqlalchemy import event as sql_event
+from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 LOST = (SQLAlchemyError, sqlite3.Error, OptunaError, OSError, KeyError)
@@ -63,14 +64,21 @@ class Database:
         """True when the file under our feet is not the one that was opened."""
         return self.path is not None and _inode(self.path) != self._inode
 
-    def set_aside(self) -> None:
-        """Rename the file, so that a new one can be made in its place."""
-        assert self.path is not None
+    def set_aside(self) -> str:
+        """Rename the file, or the study where it shares a server, to make room for a new one; returns what it was."""
+        if self.path is None:
+            name = self.need().study_name
+            rename = text("UPDATE studies SET study_name = :aside WHERE study_name = :name")
+            with self._backend.engine.begin() as connection:
+                connection.execute(rename, {"aside": f"{name}.set-aside-{int(time.time())}", "name": name})
+            self.close()
+            return f"study {name}"
         self.close()
         for suffix in ("", "-wal", "-shm"):
             path = Path(f"{self.path}{suffix}")
             if path.exists():
                 path.rename(path.with_name(f"{path.name}.set-aside-{int(time.time())}"))
+        return self.path.name
 
     def create(
         self, params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution], attributes: Mapping[str, Any]

@@ -197,11 +197,8 @@ class Study:
         self._database.finish(trial_id, TrialState.FAIL, None)
 
     def _start_anew(self, why: str, configurations: Sequence[Configuration]) -> None:
-        if self._database.path is None:
-            self._lose(OSError(f"{self._database.url} cannot be used: {why}"))
-            return
-        self._database.set_aside()
-        self._warn(f"{self._database.path.name} was set aside: {why}; it is rebuilt from the event logs")
+        name = self._database.set_aside()
+        self._warn(f"{name} was set aside: {why}; it is rebuilt from the event logs")
         self._forget(configurations)
         self._connect()
         self._adopt(configurations)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +13,13 @@ import pytest
 from reasonrl.errors import EngineError
 from reasonrl.events import read_events
 from sweeps import summary
-from sweeps.engines.base import Message, Slot, choose_devices, lay_out
+from sweeps.engines.base import Slot, choose_devices, lay_out
 from sweeps.engines.local import LocalEngine
 from sweeps.failures import classify, halve_micro_batch, may_retry
 from sweeps.runner import run
 from sweeps.seats import Seat
-from tests.fakes import base_config, group_members, make_plan
+from tests.fakes import group_members, make_plan
+from tests.test_engine_contract import is_type, job, listen, wait_until_gone
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS: dict[str, Any] = {"slots": 1, "devices": [], "train": "tests.fakes:train", "threads": 1}
@@ -30,34 +28,6 @@ SETTINGS: dict[str, Any] = {"slots": 1, "devices": [], "train": "tests.fakes:tra
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(summary, "make_report", lambda sweep: None)
-
-
-@pytest.fixture
-def engine(tmp_path: Path) -> Iterator[LocalEngine]:
-    made = LocalEngine(SETTINGS, tmp_path / "workers")
-    yield made
-    made.close()
-
-
-def listen(engine: LocalEngine, until: Callable[[Message], bool], timeout: float = 30.0) -> list[Message]:
-    """Messages up to the first for which `until` holds."""
-    heard: list[Message] = []
-    deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        for _, message in engine.poll(0.1):
-            heard.append(message)
-            if until(message):
-                return heard
-    raise AssertionError(f"waited in vain; heard {heard}")
-
-
-def job(run_dir: Path, steps: int = 6, **fake: Any) -> Message:
-    config = {**base_config(steps, **fake), "seed": 0}
-    return {"type": "run", "key": "k", "run_dir": str(run_dir), "config": config, "pause_at": None, "on_alert": "stop"}
-
-
-def is_type(*kinds: str) -> Callable[[Message], bool]:
-    return lambda message: message["type"] in kinds
 
 
 # -- laying out slots -------------------------------------------------------------------------------------------------
@@ -122,21 +92,6 @@ def test_a_slot_sets_devices_and_threads_before_anything_is_imported() -> None:
 # -- the worker process -----------------------------------------------------------------------------------------------
 
 
-def test_one_worker_trains_many_runs_and_prints_into_their_folders(engine: LocalEngine, tmp_path: Path) -> None:
-    (slot,) = engine.slots()
-    engine.start(slot)
-    pids = set()
-    for name in ("one", "two"):
-        engine.send(slot, job(tmp_path / name))
-        heard = listen(engine, is_type("done", "failed"))
-        assert heard[-1]["type"] == "done" and heard[-1]["rss_mb"] > 1
-        pids |= {message["event"]["pid"] for message in heard if message.get("event", {}).get("type") == "start"}
-        assert (tmp_path / name / "worker.log").exists()
-        logged = [event["type"] for event in read_events(tmp_path / name / "events.jsonl")]
-        assert logged == [message["event"]["type"] for message in heard if message["type"] == "event"]
-    assert len(pids) == 1
-
-
 def test_a_worker_sees_its_devices_and_threads(tmp_path: Path) -> None:
     settings = {**SETTINGS, "devices": ["fake:0", "fake:1"], "slots": None, "threads": 3, "train": "tests.fakes:spy"}
     engine = LocalEngine(settings, tmp_path / "workers")
@@ -152,71 +107,11 @@ def test_a_worker_sees_its_devices_and_threads(tmp_path: Path) -> None:
         engine.close()
 
 
-def test_a_stop_acts_within_the_step(engine: LocalEngine, tmp_path: Path) -> None:
-    (slot,) = engine.slots()
-    engine.start(slot)
-    engine.send(slot, job(tmp_path / "r", steps=500, sleep=0.05))
-    listen(engine, lambda message: message.get("event", {}).get("step") == 3)
-    engine.send(slot, {"type": "stop", "key": "k", "reason": {"code": "USER"}})
-    heard = listen(engine, is_type("done"))
-    end = next(message["event"] for message in heard if message.get("event", {}).get("type") == "end")
-    assert end["status"] == "stopped" and end["step"] <= 5
-    decisions = [event for event in read_events(tmp_path / "r" / "events.jsonl") if event["type"] == "decision"]
-    assert decisions[0]["reason"] == {"code": "USER"}
-
-
-def test_a_command_for_another_run_is_ignored(engine: LocalEngine, tmp_path: Path) -> None:
-    (slot,) = engine.slots()
-    engine.start(slot)
-    engine.send(slot, job(tmp_path / "r", steps=5, sleep=0.05))
-    engine.send(slot, {"type": "stop", "key": "other", "reason": None})
-    heard = listen(engine, is_type("done"))
-    end = next(message["event"] for message in heard if message.get("event", {}).get("type") == "end")
-    assert (end["status"], end["step"]) == ("finished", 5)
-
-
-def test_an_exception_comes_back_with_class_and_traceback_and_the_worker_lives_on(
-    engine: LocalEngine, tmp_path: Path
-) -> None:
-    (slot,) = engine.slots()
-    engine.start(slot)
-    engine.send(slot, job(tmp_path / "r", raise_at=2))
-    failed = listen(engine, is_type("failed"))[-1]
-    assert failed["error_class"] == "user_code" and "ValueError: a bug at step 2" in failed["traceback"]
-    engine.send(slot, job(tmp_path / "s"))
-    assert listen(engine, is_type("done", "exit"))[-1]["type"] == "done"
-
-
-def test_a_killed_worker_is_reported_after_everything_it_said(engine: LocalEngine, tmp_path: Path) -> None:
-    (slot,) = engine.slots()
-    engine.start(slot)
-    engine.send(slot, job(tmp_path / "r", die_at=4))
-    heard = listen(engine, is_type("exit"))
-    assert heard[-1]["signal"] == signal.SIGKILL
-    steps = [message["event"]["step"] for message in heard if message.get("event", {}).get("type") == "step"]
-    assert steps == [1, 2, 3]
-    with pytest.raises(EngineError):
-        engine.send(slot, job(tmp_path / "r"))
-    engine.start(slot)
-    assert listen(engine, is_type("ready"))
-
-
-def test_killing_a_worker_takes_the_processes_it_started(engine: LocalEngine, tmp_path: Path) -> None:
-    (slot,) = engine.slots()
-    engine.start(slot)
-    engine.send(slot, job(tmp_path / "r", steps=500, sleep=0.05, child=60))
-    listen(engine, lambda message: message.get("event", {}).get("step") == 1)
-    pid = engine.pid(slot)
-    assert pid is not None and len(group_members(pid)) >= 3  # the worker, its guard, its child
-    os.kill(pid, signal.SIGKILL)
-    listen(engine, is_type("exit"))
-    wait_until_gone(pid)
-
-
 def test_a_worker_and_its_children_die_with_their_coordinator(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from sweeps.engines.local import LocalEngine\n"
-        "from tests.test_engine_local import SETTINGS, job, listen\n"
+        "from tests.test_engine_local import SETTINGS\n"
+        "from tests.test_engine_contract import job, listen\n"
         "engine = LocalEngine(SETTINGS, Path(sys.argv[1]) / 'workers'); slot = engine.slots()[0]; engine.start(slot)\n"
         "engine.send(slot, job(Path(sys.argv[1]) / 'r', steps=500, sleep=0.05, child=60))\n"
         "listen(engine, lambda m: m.get('event', {}).get('step') == 1)\n"
@@ -273,13 +168,6 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until_gone(group: int) -> None:
-    deadline = time.monotonic() + 10
-    while group_members(group):
-        assert time.monotonic() < deadline, f"still there: {group_members(group)}"
-        time.sleep(0.02)
 
 
 # -- failures and their classes ---------------------------------------------------------------------------------------

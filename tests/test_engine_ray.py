@@ -191,7 +191,9 @@ def test_what_the_nodes_cannot_hold_is_refused(
 
 
 @needs_ray
-def test_a_killed_actor_takes_its_worker_along_and_its_run_is_tried_again(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_killed_actor_takes_its_worker_along_and_its_run_is_tried_again(
+    cluster: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     plan = make_plan(tmp_path / "s", {"a": {"sleep": 0.1}}, seeds=(0,), steps=40, engine=settings_for(cluster))
     killed: list[int] = []
 
@@ -205,6 +207,7 @@ def test_a_killed_actor_takes_its_worker_along_and_its_run_is_tried_again(cluste
     helper.start()
     assert run(plan) == 0
     helper.join()
+    assert "raylet" not in capfd.readouterr().out
     assert killed and not group_members(killed[0])
     retries = [entry for entry in read_ledger(plan.directory) if entry["type"] == "retry"]
     assert [entry["error_class"] for entry in retries] == ["infrastructure"]
@@ -231,7 +234,7 @@ def test_a_sweep_that_loses_a_node_ends_with_the_same_rows(
         helper.join()
         cluster.add_node(num_cpus=1, num_gpus=2, **SMALL)
     said = capfd.readouterr().out
-    assert "its node went away" in said and "is not used any more" in said
+    assert "the worker was lost" in said and "is not used any more" in said
     retries = [entry for entry in read_ledger(plan.directory) if entry["type"] == "retry"]
     assert [entry["error_class"] for entry in retries] == ["infrastructure"]
     assert run(make_plan(tmp_path / "t", arms, seeds=(0, 1), steps=25)) == 0

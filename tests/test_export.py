@@ -164,3 +164,45 @@ def test_export_raises_the_projects_own_error(tmp_path):
     (tmp_path / "demo").mkdir()
     with pytest.raises(AnalysisError, match="nothing to export"):
         export(tmp_path / "demo")
+
+
+def test_an_export_to_a_url_is_the_same_files_with_the_manifest_last(sweep, tmp_path, capsys, monkeypatch):
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+    order = []
+    put = type(store).put_file
+    monkeypatch.setattr(type(store), "put_file", lambda self, a, b, **k: (order.append(b), put(self, a, b, **k))[1])
+    try:
+        arguments = ["export", str(sweep), "--figures", "default", "--formats", "png", "--out"]
+        assert main([*arguments, "memory://bucket/paper"]) == 0
+        assert main([*arguments, str(tmp_path / "paper")]) == 0
+        here = files_in(tmp_path / "paper")
+        there = {name.removeprefix("/bucket/paper/"): store.cat_file(name) for name in store.find("/bucket/paper")}
+        assert there == here
+        assert order[-1].endswith("manifest.json")
+        assert "files in memory://bucket/paper" in capsys.readouterr().out
+    finally:
+        store.rm("/bucket", recursive=True)
+
+
+@pytest.mark.parametrize("url", ["nosuchstore://bucket", "s3://bucket/paper"])
+def test_a_store_that_cannot_be_used_is_said_before_the_work(sweep, capsys, url, monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    assert main(["export", str(sweep), "--out", url]) == 2
+    said = capsys.readouterr()
+    assert url in said.err and "Traceback" not in said.err and not said.out
+
+
+def test_a_store_that_breaks_on_the_way_is_named_and_leaves_no_manifest(sweep, capsys, monkeypatch):
+    import fsspec
+
+    store = fsspec.filesystem("memory")
+
+    def refuse(self, source, target, **more):
+        raise PermissionError(13, "AccessDenied")
+
+    monkeypatch.setattr(type(store), "put_file", refuse)
+    assert main(["export", str(sweep), "--formats", "png", "--out", "memory://bucket/paper"]) == 2
+    assert "AccessDenied" in capsys.readouterr().err
+    assert not store.exists("/bucket/paper/manifest.json")

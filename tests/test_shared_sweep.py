@@ -115,6 +115,15 @@ def test_the_same_command_later_finds_everything_done(server: Server, tmp_path: 
     assert server.run_sql("SELECT count(*) FROM reasonrl_coordinators WHERE study = 'later'") == [(0,)]
 
 
+def test_a_changed_list_of_arms_makes_the_study_anew_and_keeps_the_old_one(server: Server, tmp_path: Path) -> None:
+    small: dict[str, Any] = {"seeds": [0], "steps": 5, "study": {"storage": server.url()}}
+    assert run(make_plan(tmp_path / "changed", {"a": {}, "b": {}}, **small)) == 0
+    assert run(make_plan(tmp_path / "changed", {"a": {}, "c": {}}, **small)) == 0
+    assert sorted(told(server, "changed")) == ["a", "c"]
+    kept = server.run_sql("SELECT study_name FROM studies WHERE study_name LIKE 'changed.set-aside-%'")
+    assert len(kept) == 1 and sorted(told(server, str(kept[0][0]))) == ["a", "b"]
+
+
 def test_a_database_away_for_half_a_minute_costs_nothing(server: Server, tmp_path: Path) -> None:
     directory = tmp_path / "away"
     slow = {"a": {"sleep": 1.0}, "b": {"sleep": 1.0}}

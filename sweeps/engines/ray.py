@@ -31,6 +31,8 @@ LOOK_S = 0.02
 CONNECT_S = 5.0
 NODE_S = 120.0  # for a node's first process to come up and answer
 END_S = 5.0
+ROOM_S = 2.0
+NO_ROOM = "its node has left the cluster, and no other has room"
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -154,6 +156,7 @@ class _Hand:
     heard: Any
     sent: list[Any]
     place: Any = None
+    placed: bool = False  # its worker has said something
 
 
 class RayEngine:
@@ -167,6 +170,7 @@ class RayEngine:
             raise EngineError("Ray is in use by this very process already. Start the sweep in a process of its own.")
         self._hands: dict[int, _Hand] = {}
         self._gone: list[tuple[Slot, Message]] = []
+        self._looked = 0.0
         _init(self._ray, address)
         try:
             nodes = self._nodes()
@@ -185,8 +189,7 @@ class RayEngine:
         """Start the slot's actor, which starts its worker; when its node has left for good, say so at once."""
         self.kill(slot)
         if len(self._hands) >= self._room(slot):
-            lost = "its node has left the cluster, and no other has room"
-            self._gone.append((slot, {"type": "exit", "code": None, "signal": None, "oom": False, "lost": lost}))
+            self._gone.append((slot, _exit(NO_ROOM)))
             return
         options: dict[str, Any] = {"num_cpus": slot.threads, "max_restarts": 0, "max_concurrency": 3}
         place = None
@@ -223,6 +226,7 @@ class RayEngine:
 
     def poll(self, timeout: float) -> list[tuple[Slot, Message]]:
         """Messages that arrived; the exit of a worker, or the loss of its actor or node, comes last."""
+        self._give_up_waiting()
         found, self._gone = self._gone, []
         waiting = {hand.heard: index for index, hand in self._hands.items()}
         if not waiting:
@@ -245,8 +249,21 @@ class RayEngine:
             self._drop(slot)
         else:
             hand = self._hands[slot.index]
+            hand.placed = hand.placed or bool(heard)
             hand.heard = hand.actor.poll.remote(POLL_S)
         return heard
+
+    def _give_up_waiting(self) -> None:
+        """Give up an actor that can be placed nowhere: Ray learns late that a node has left."""
+        now = time.monotonic()
+        if now - self._looked < ROOM_S:
+            return
+        self._looked = now
+        for slot in self._slots:
+            hand = self._hands.get(slot.index)
+            if hand is not None and not hand.placed and len(self._hands) > self._room(slot):
+                self._drop(slot)
+                self._gone.append((slot, _exit(NO_ROOM)))
 
     def kill(self, slot: Slot) -> None:
         """End the worker and every process it started, then its actor."""
@@ -291,11 +308,9 @@ class RayEngine:
 
     def _room(self, slot: Slot) -> int:
         """Slots like this one that fit on the nodes alive now, whoever uses them."""
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if slot.devices:
-            per_gpu = round(1 / slot.share)
-            return sum(int(node.get("GPU", 0)) // len(slot.devices) * per_gpu for node in nodes)
-        return sum(int(node.get("CPU", 0) // slot.threads) for node in nodes)
+        threads = None if slot.devices and not self._settings.get("threads") else slot.threads
+        per_trial, per_gpu, on_gpus = len(slot.devices) or 1, round(1 / slot.share), bool(slot.devices)
+        return sum(_places(node, per_trial, per_gpu, on_gpus, threads, free=False) for node in self._nodes())
 
     def _check_nodes(self) -> None:
         """EngineError names every node with another Python, other packages or other code, or without the folder."""
@@ -349,9 +364,13 @@ def look_around(mark: str) -> tuple[dict[str, str], bool]:
 def describe_loss(error: Exception) -> Message:
     """The exit message for an actor that went away with its node, was killed, or could not be made."""
     text = " ".join(str(error).split())
-    oom = "OutOfMemory" in type(error).__name__ or "memory" in text and "killed" in text
+    oom = "OutOfMemory" in type(error).__name__ or "running low on memory" in text
     lost = "its node went away" if "node has died" in text or "node was terminated" in text else "its actor went away"
-    return {"type": "exit", "code": None, "signal": None, "oom": oom, "lost": f"{lost} ({type(error).__name__})"}
+    return _exit(f"{lost} ({type(error).__name__})", oom)
+
+
+def _exit(lost: str, oom: bool = False) -> Message:
+    return {"type": "exit", "code": None, "signal": None, "oom": oom, "lost": lost}
 
 
 def _import_ray() -> Any:
@@ -364,6 +383,9 @@ def _import_ray() -> Any:
             import ray.util.scheduling_strategies
     except ImportError as error:
         raise EngineError(f"engine.kind=ray needs the package ray ({error}): pip install 'reasonrl[ray]'.") from error
+    # Ray writes what happens to workers and nodes to stdout past all its settings; here it arrives as an exception.
+    with contextlib.suppress(AttributeError):
+        ray._private.worker.print_to_stdstream = lambda *_, **__: None
     return ray
 
 
