@@ -65,10 +65,9 @@ def lay_out_cluster(settings: Mapping[str, Any], nodes: Sequence[Node]) -> Layou
         threads = _threads_for(wanted, nodes)
     largest = max(nodes, key=lambda node: (node.gpus, node.cpus))
     sizes = ", ".join(f"{node.name}: {node.gpus:g} GPUs, {node.cpus:g} CPUs" for node in nodes[:8])
-    if per_trial > largest.gpus and (on_gpus or per_trial > 1):
-        raise EngineError(
-            f"engine.per_trial_gpus={per_trial}: no node is so large ({sizes}). Choose at most {largest.gpus:g}."
-        )
+    if per_trial > max(1, largest.gpus):
+        most = max(1, int(largest.gpus))
+        raise EngineError(f"engine.per_trial_gpus={per_trial}: no node is so large ({sizes}). Choose at most {most}.")
     widest = max(node.cpus for node in nodes)
     if threads and threads > widest:
         raise EngineError(f"engine.threads={threads}: no node is so large ({sizes}). Choose at most {widest:g}.")
@@ -411,8 +410,13 @@ def _init(ray: Any, address: str | None) -> None:
             )  # fmt: skip
     except Exception as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        cure = "Start it with `ray start --head`, with the same Python and ray on every machine."
-        raise EngineError(f"{where if address else 'engine.kind=ray'}: {first} Nothing was started. {cure}") from error
+        cure = (
+            "Start it with `ray start --head`, with the same Python and ray on every machine. If it said then that"
+            " token authentication is enabled, set RAY_AUTH_MODE=token here too."
+        )
+        raise EngineError(
+            f"{where if address else 'engine.kind=ray'}: {first.rstrip('.')}. Nothing was started. {cure}"
+        ) from error
 
 
 @contextlib.contextmanager
