@@ -94,6 +94,10 @@ class PostgresClaims:
         except BaseException:
             self._hang_up()
             raise
+        for path in self._directory.glob("coordinator-*.lock"):  # of coordinators that were killed
+            holder = read_holder(path)
+            if holder is not None and not is_alive(holder, path):
+                path.unlink(missing_ok=True)
         self._presence = FolderLock(self._directory, f"coordinator-{self.name}.lock")
         self._presence.__enter__()
         self._keeper.start()
