@@ -121,18 +121,25 @@ class Loaded:
     state: dict[str, Any]
 
 
-def load_newest(root: Path, warn: Callable[[str], None], up_to: int | None = None) -> Loaded | None:
-    """Return the newest sound checkpoint (at most of step `up_to`), or None; damaged ones are named and passed over."""
+Objection = Callable[[int, dict[str, Any]], str | None]  # (step, state) -> why a sound checkpoint cannot be used
+
+
+def load_newest(
+    root: Path, warn: Callable[[str], None], objection: Objection = lambda step, state: None
+) -> Loaded | None:
+    """Return the newest sound checkpoint without an objection, or None; those passed over are named with the reason."""
     from safetensors.torch import load_file
 
     for folder in _folders(root):
-        step = _step_of(folder)
-        if up_to is not None and step > up_to:
-            continue
         fault = fault_of(folder)
         if fault is not None:
             warn(f"Checkpoint {folder.name} is damaged ({fault}); the one before it is used.")
             continue
+        step, state = _step_of(folder), json.loads((folder / "state.json").read_text())
+        reason = objection(step, state)
+        if reason is not None:
+            warn(f"Checkpoint {folder.name} is not used: {reason}.")
+            continue
         tensors = {name: load_file(folder / name) for name in REQUIRED if name.endswith(".safetensors")}
-        return Loaded(step, tensors, json.loads((folder / "state.json").read_text()))
+        return Loaded(step, tensors, state)
     return None

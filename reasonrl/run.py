@@ -21,7 +21,7 @@ from reasonrl.data import ProblemStream
 from reasonrl.entropy import Thermostat
 from reasonrl.errors import CheckpointError, classify
 from reasonrl.evaluate import evaluate
-from reasonrl.events import Event, EventLog, make_folder
+from reasonrl.events import Event, EventLog, make_folder, read_events
 from reasonrl.kl import needs_reference
 from reasonrl.lazy import torch
 from reasonrl.logline import log_line
@@ -104,8 +104,7 @@ class Run:
         """End rollout step `step + 1`: held-out score when due, the row, alerts, checkpoint when due."""
         self.step += 1
         config = self.config
-        due = (config.eval.every and self.step % config.eval.every == 0) or self.step == config.steps
-        held_out = self.evaluate() if due else {}
+        held_out = self.evaluate() if _evaluated(config, self.step) else {}
         self.metrics = {**self.metrics, **metrics, **held_out}
         self.emit("step", step=self.step, metrics=metrics)
         for alert in self.monitor.update(self.step, {**metrics, **held_out}):
@@ -276,15 +275,51 @@ def open_run(
             run.log.close()
 
 
+def recorded_up_to(path: Path, config: Config) -> int:
+    """Return the last rollout step up to which the event log at `path` is whole: every row and every evaluation due.
+
+    A checkpoint behind it would leave a hole for good. A fork's log begins at the step it was forked from; 0 where
+    there is no log.
+    """
+    rows: set[int] = set()
+    evaluations: set[int] = set()
+    first: int | None = None
+    for event in read_events(path) if path.exists() else ():
+        if event["type"] == "start" and first is None:
+            first = event.get("resumed_from") or 0
+        elif event["type"] in ("step", "eval"):
+            (rows if event["type"] == "step" else evaluations).add(event["step"])
+    step = first or 0
+    if first == 0 and 0 not in evaluations:
+        return 0
+    while step + 1 in rows and (not _evaluated(config, step + 1) or step + 1 in evaluations):
+        step += 1
+    return step
+
+
+def _evaluated(config: Config, step: int) -> bool:
+    """Return whether held-out accuracy is measured after `step`."""
+    return bool(config.eval.every and step % config.eval.every == 0) or step == config.steps
+
+
 def _start(run: Run) -> None:
     """Load the newest sound checkpoint and write the start event."""
     complaints: list[str] = []
-    loaded = checkpoint.load_newest(run.run_dir / "checkpoints", complaints.append)
-    same_run = True
-    if loaded is not None:
-        same_run = _plain(loaded.state["canonical"]) == _plain(canonical(run.config))
-        run.load(loaded, same_run)
     config = run.config
+    known = distributed.from_main(lambda: recorded_up_to(run.run_dir / "events.jsonl", config))
+
+    def ours(state: dict[str, Any]) -> bool:
+        return _plain(state["canonical"]) == _plain(canonical(config))
+
+    def objection(step: int, state: dict[str, Any]) -> str | None:
+        if step <= known or not ours(state):
+            return None
+        return f"the event log has lost rows behind step {known}, and they are made again"
+
+    loaded = checkpoint.load_newest(run.run_dir / "checkpoints", complaints.append, objection)
+    same_run = loaded is None or ours(loaded.state)
+    if loaded is not None:
+        run.load(loaded, same_run)
     resumed = run.step if loaded is not None else None
     name = config.name or run_key(config)
     start: dict[str, Any] = {"key": run_key(config), "name": name, "seed": config.seed, "steps": config.steps}

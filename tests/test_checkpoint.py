@@ -138,7 +138,9 @@ def test_writing_a_step_again_replaces_it(tmp_path):
     assert json.loads((tmp_path / "step_000010" / "state.json").read_text())["value"] == "second"
 
 
-def test_up_to_a_step_for_forks(tmp_path):
+def test_a_checkpoint_with_an_objection_is_passed_over_and_named_with_the_reason(tmp_path):
     for step in (10, 20, 30):
         write(tmp_path, step)
-    assert load_newest(tmp_path, pytest.fail, up_to=25).step == 20
+    said = []
+    loaded = load_newest(tmp_path, said.append, lambda step, state: "too late" if step > 25 else None)
+    assert loaded.step == 20 and said == ["Checkpoint step_000030 is not used: too late."]

@@ -344,6 +344,31 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_warning_and_the_rows_stay_th
     assert rows_of(run_dir) == rows_of(whole)
 
 
+@pytest.mark.parametrize(
+    ("lost", "resumed"),
+    [("tail", 2), ("all", None), ("row", 1), ("evaluation", 1)],
+)
+def test_rows_that_the_log_has_lost_are_made_again_rather_than_skipped(make_config, tmp_path, whole, lost, resumed):
+    run_dir = tmp_path / "run"
+    config = make_config({**STATEFUL, "checkpoint.every": 1, "checkpoint.keep": 9})
+    train(config, run_dir)
+    path = run_dir / "events.jsonl"
+    lines = [(json.loads(line), line) for line in path.read_text().splitlines(keepends=True)]
+    third = next(i for i, (event, _) in enumerate(lines) if event["type"] == "step" and event["step"] == 3)
+    kept = {
+        "tail": [line for _, line in lines[:third]],
+        "all": [],
+        "row": [line for event, line in lines if (event["type"], event.get("step")) != ("step", 2)],
+        "evaluation": [line for event, line in lines if (event["type"], event.get("step")) != ("eval", 2)],
+    }
+    path.write_text("".join(kept[lost]))
+    train(config, run_dir)
+    assert rows_of(run_dir) == rows_of(whole)
+    assert events_of(run_dir, "start")[-1]["resumed_from"] == resumed
+    said = [event["message"] for event in events_of(run_dir, "warning")]
+    assert sum("step_000004 is not used: the event log has lost rows" in message for message in said) == 1
+
+
 def test_a_finished_run_started_again_only_says_so(make_config, tmp_path):
     train(make_config(), tmp_path)
     rows = rows_of(tmp_path)
