@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Iterator
@@ -33,7 +34,22 @@ def mistakes_of(config: Config) -> list[Mistake]:
         _launch,
         trl_options.mistakes,
     )
-    return [mistake for check in checks for mistake in check(config)]
+    found = [Mistake(key, value, "must be a finite number") for key, value in infinite(config)]
+    named = {mistake.key for mistake in found}
+    return found + [mistake for check in checks for mistake in check(config) if mistake.key not in named]
+
+
+def infinite(node: Any, key: str = "") -> Iterator[tuple[str, float]]:
+    """Yield (dotted key, value) of every inf and nan in a tree of dataclasses, mappings and lists."""
+    if isinstance(node, float):
+        if not math.isfinite(node):
+            yield key, node
+    elif isinstance(node, (list, tuple)):
+        for index, item in enumerate(node):
+            yield from infinite(item, f"{key}[{index}]")
+    elif isinstance(node, dict) or dataclasses.is_dataclass(node):
+        for name, item in (node if isinstance(node, dict) else vars(node)).items():
+            yield from infinite(item, f"{key}.{name}" if key else str(name))
 
 
 def _choices(config: Config) -> Iterator[Mistake]:
@@ -91,14 +107,14 @@ def _numbers(config: Config) -> Iterator[Mistake]:
         ("advantage.eps", config.advantage.eps, 0),
     )
     for key, value, low in at_least:
-        if not low <= value < math.inf:
+        if value < low:
             yield Mistake(key, value, f"must be at least {low:g}")
     for key, value in (
         ("optim.lr", config.optim.lr),
         ("sampling.temperature", config.sampling.temperature),
         ("eval.temperature", config.eval.temperature),
     ):
-        if not 0 < value < math.inf:
+        if value <= 0:
             yield Mistake(key, value, "must be above 0")
     if config.eval.max_new_tokens is not None and config.eval.max_new_tokens < 1:
         allowed = "must be at least 1, or null for sampling.max_new_tokens"
@@ -212,8 +228,6 @@ def _rewards(config: Config) -> Iterator[Mistake]:
         yield Mistake("reward.parts", parts, "needs at least one part", "Use reward=correctness.")
     for name, part in parts.items():
         yield from _reward_source(f"reward.parts.{name}", name, part)
-        if not math.isfinite(part.weight):
-            yield Mistake(f"reward.parts.{name}.weight", part.weight, "must be a finite number")
         if part.decay_to is not None and part.decay_steps < 1:
             yield Mistake(f"reward.parts.{name}.decay_steps", part.decay_steps, "must be at least 1")
     if parts and not any(part.weight or part.decay_to for part in parts.values()):

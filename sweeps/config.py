@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 
 from reasonrl.config import Config
 from reasonrl.errors import Mistake
+from reasonrl.validate import infinite
 from sweeps.quick import speed_up
 
 ENGINES = ("local", "ray")
@@ -137,6 +139,8 @@ def validate_sweep(cfg: Mapping[str, Any]) -> list[Mistake]:
             value = cfg[section][key]
             if value is not None and value <= 0:
                 mistakes.append(Mistake(f"{section}.{key}", value, "must be above 0"))
+    for section in SWEEP_SECTIONS[:3]:
+        mistakes += [Mistake(key, value, "must be a finite number") for key, value in infinite(cfg[section], section)]
     for key, value in sweep["budget"].items():
         if value is not None and value <= 0:
             mistakes.append(Mistake(f"sweep.budget.{key}", value, "must be above 0, or null for no limit"))
@@ -155,3 +159,15 @@ def validate_sweep(cfg: Mapping[str, Any]) -> list[Mistake]:
     if not sweep["seeds"]:
         mistakes.append(Mistake("sweep.seeds", [], "needs at least one seed", "For instance sweep.seeds=[0,1,2]."))
     return mistakes
+
+
+def folder_mistakes(key: str, value: Any, folder: Path) -> list[Mistake]:
+    """Why `folder`, which `key`=`value` asks for, cannot be made or written to; makes nothing."""
+    place = folder.absolute()
+    while not os.path.lexists(place):  # False below a file and in a folder that may not be entered
+        place = place.parent
+    if not place.is_dir():
+        return [Mistake(key, value, f"needs the folder {folder}, and {place} is no folder", f"Set {key}=DIR.")]
+    if not os.access(place, os.W_OK | os.X_OK):
+        return [Mistake(key, value, f"needs the folder {folder}, and {place} is not writable", f"Set {key}=DIR.")]
+    return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import difflib
 import re
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from reasonrl.config import validate
 from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
 from sweeps.compose import first_line, resolve, typed_config, unknown_keys
-from sweeps.config import run_section
+from sweeps.config import SweepRoot, run_section
 
 _FULL_KEY = re.compile(r"full_key:\s*(\S+)")
 _KINDS = (
@@ -29,6 +30,8 @@ _KINDS = (
     ("Cannot convert", "must be a single value"),
     ("Incompatible value 'None'", "cannot be null"),
 )
+# What a sweep file may set beside `sweep`.
+_TOP = {"hydra", *(field.name for field in dataclasses.fields(SweepRoot))}
 _IN_FILE = re.compile(r"In '([^']+)'")
 
 
@@ -90,6 +93,10 @@ def broken(error: BaseException, cfg: DictConfig | None) -> Mistake:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if key and "not in" in text:
         name = key.group(1)
+        parts = name.split(".")
+        if where.startswith("sweep/") and parts[0] == "sweep" and parts[1:2] and parts[1] in _TOP:
+            allowed = f"puts {parts[1]} below sweep, where it means nothing: a line is missing"
+            return Mistake(where, ..., allowed, "Begin the file with the line `# @package _global_`.")
         return Mistake(name, ..., f"unknown key in {where}", _nearest(name, cfg))
     # The innermost line says what is wrong; the outer ones say through which function it came.
     inner = [line for line in lines if not line.startswith(("full_key", "object_type", "reference_type", "In '"))]

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from reasonrl.distributed import launched_rank, launched_size
-from reasonrl.errors import ConfigError, EngineError, ReasonRLError
+from reasonrl.errors import ConfigError, EngineError, Mistake, ReasonRLError
 from sweeps import overrides as ov
 from sweeps.config import register
 
@@ -112,15 +112,22 @@ def run_single(cfg: DictConfig) -> int:
     from sweeps.plan import make_plan
 
     try:
+        hydra = HydraConfig.get()
+        texts = list(hydra.overrides.task)
+        loader = GlobalHydra.instance().config_loader()
+        if chosen := ov.chosen_sweep(texts):
+            make_plan(cfg, loader, texts, hydra)  # refuses a file that asks nothing, and any other mistake in it
+            what = "is a sweep, and its file lacks the line `hydra: {mode: MULTIRUN}`"
+            raise ConfigError([Mistake("sweep", chosen, what, "Add it to the file, or -m to the command.")])
         if not cfg.plan:
             from sweeps.single import train_once
 
+            if ignored := ov.ignored(cfg, texts):
+                raise ConfigError(ignored)
             return train_once(cfg)
         from sweeps.show import print_plan
 
-        hydra = HydraConfig.get()
-        loader = GlobalHydra.instance().config_loader()
-        plan = make_plan(cfg, loader, list(hydra.overrides.task), hydra, single=True)
+        plan = make_plan(cfg, loader, texts, hydra, single=True)
         print_plan(plan, results=Path(cfg.results))
         return 0
     except ReasonRLError as error:

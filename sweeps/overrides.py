@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from reasonrl.errors import Mistake
+
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
@@ -64,6 +66,29 @@ def layer(*layers: Iterable[str]) -> list[str]:
         merged.pop(key, None)
         merged[key] = text
     return list(merged.values())
+
+
+def chosen_sweep(texts: Iterable[str]) -> str | None:
+    """The sweep file that the last `+sweep=NAME` chooses, None without one."""
+    values = [text.partition("=")[2] for text in texts if key_of(text) == "sweep" and text[0] != "~"]
+    return values[-1] if values and re.fullmatch(r"[^{\[,]+", values[-1]) else None
+
+
+def ignored(config: Mapping[str, Any], texts: Iterable[str]) -> list[Mistake]:
+    """Overrides like `sweep.arms={}` that emptied nothing in the resolved `config`: mappings are merged."""
+    mistakes = []
+    for text in texts:
+        override = parse(text)
+        if override.value() != {} or override.is_sweep_override():
+            continue
+        node: Any = config
+        for part in override.key_or_group.split("."):
+            node = node.get(part) if isinstance(node, Mapping) else None
+        if isinstance(node, Mapping) and node:
+            allowed = f"empties nothing: mappings are merged, and {', '.join(map(str, node))} stays"
+            cure = "Leave it out, or take what should go out of the file that sets it."
+            mistakes.append(Mistake(override.key_or_group, "{}", allowed, cure))
+    return mistakes
 
 
 def as_list(value: Any) -> list[str]:

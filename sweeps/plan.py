@@ -16,7 +16,7 @@ from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
 from sweeps.arms import Arm, check_arms, find_baseline
 from sweeps.compose import Composer, resolve, typed_config
-from sweeps.config import SAMPLERS, validate_sweep
+from sweeps.config import SAMPLERS, folder_mistakes, validate_sweep
 from sweeps.space import cells, from_override, read_space, read_stages, read_zip
 from sweeps.types import Params, Plan, RunSpec, SpaceEntry, Stage
 
@@ -35,6 +35,11 @@ class _Draft:
     stages: list[Stage] = field(default_factory=list)
     mistakes: list[Mistake] = field(default_factory=list)
 
+    @property
+    def asks(self) -> bool:
+        """Whether there is anything to compare."""
+        return bool(self.axes or self.arms or self.space or self.zipped or self.stages or len(self.seeds) > 1)
+
 
 def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any = None, single: bool = False) -> Plan:
     """The plan of a composed Hydra config and the overrides behind it.
@@ -43,15 +48,24 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any
     `python sweep.py`. Raises ConfigError with every mistake at once: bad overrides of an arm, configs that fail
     validation, inert, confounded or duplicate arms. Writes nothing.
     """
-    name = hydra.job.config_name if hydra else "config"
+    root = hydra.job.config_name if hydra else "config"
     fixed = [*_hydra_overrides(hydra), *(text for text in arguments if _is_fixed(text))]
-    composer = Composer(loader, fixed, name)
+    composer = Composer(loader, fixed, root)
     composer.known(cfg)
     config = resolve(composer.raw())
     if config["sweep"]["base"]:
-        composer = Composer(loader, _under(fixed, config["sweep"]["base"]), name)
+        composer = Composer(loader, _under(fixed, config["sweep"]["base"]), root)
+    chosen = ov.chosen_sweep(fixed)
+    config["sweep"]["name"] = config["sweep"]["name"] or (chosen and chosen.rsplit("/", 1)[-1])
     draft = _draft(config, arguments)
-    draft.mistakes += validate_sweep(config)
+    name = "single" if single else _name(config, draft, fixed)
+    directory = Path(config["results"]) / name
+    draft.mistakes += validate_sweep(config) + ov.ignored(config, fixed)
+    draft.mistakes += folder_mistakes("results", config["results"], directory)
+    if chosen and not draft.asks:
+        cure = "Give the file arms, a space or seeds, as the files in conf/sweep do, or leave +sweep out to train once."
+        asked = "arms, space, zip, stages or more than one seed"
+        draft.mistakes.append(Mistake("sweep", chosen, f"asks nothing: its section sweep has no {asked}", cure))
     sweep, study = config["sweep"], config["study"]
     searched = study["sampler"] in SEARCHES or bool(draft.stages)
     arms: list[Arm] = []
@@ -68,12 +82,11 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any
     baseline = find_baseline(arms, sweep["baseline"]) or (arms[0] if arms else None)
     runs = _runs(arms, draft.seeds, composer)
     tried = _tried(draft, composer) if searched else ((arm.name, arm.config) for arm in arms)
-    name = "single" if single else _name(config, draft, fixed)
     return Plan(
         name=name, question=sweep["question"], runs=runs, arms=[arm.name for arm in arms],
         baseline=baseline.name if baseline else "", seeds=draft.seeds,
         sweep={**sweep, "name": name}, engine=config["engine"], study=study,
-        directory=Path(config["results"]) / name,
+        directory=directory,
         space=draft.space, zipped=draft.zipped, stages=draft.stages, warnings=_warnings(tried),
         command=composer.command, code_version=_code_version(), composer=composer,
     )  # fmt: skip

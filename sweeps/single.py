@@ -17,7 +17,7 @@ from reasonrl.distributed import launched_rank
 from reasonrl.errors import ConfigError
 from reasonrl.events import Event, read_events
 from sweeps.compose import resolve, typed_config, unknown_keys
-from sweeps.config import run_section
+from sweeps.config import folder_mistakes, run_section
 
 EXIT_CODES = {"finished": 0, "stopped": 3, "paused": 130}
 # Libraries that talk on import or per run; what matters to a user reaches the log line or an error.
@@ -44,7 +44,11 @@ def train_once(cfg: DictConfig) -> int:
         raise ConfigError(mistakes)
     whole = resolve(cfg)
     config = typed_config(run_section(whole))
-    if mistakes := validate(config):
+    if config.run_dir:
+        unusable = folder_mistakes("run_dir", config.run_dir, Path(config.run_dir))
+    else:
+        unusable = folder_mistakes("results", whole["results"], Path(whole["results"]) / "single")
+    if mistakes := validate(config) + unusable:
         raise ConfigError(mistakes)
     key = run_key(config)
     run_dir = Path(config.run_dir) if config.run_dir else Path(whole["results"]) / "single" / key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -218,6 +219,8 @@ def _interval(
     numbers = [low, high] + ([] if step is None else [step])
     if any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers):
         raise ValueError(f"low, high and step must be numbers, got {numbers}")
+    if not all(math.isfinite(number) for number in numbers):
+        raise ValueError(f"low, high and step must be finite, got {numbers}")
     if not low < high:
         raise ValueError(f"low {low} must be below high {high}")
     if log and low <= 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,25 +36,22 @@ def read_runs(directory: Path) -> dict[str, RunState]:
     for key, spec in read_specs(directory).items():
         specs.setdefault(key, spec)
     states = {key: read_state(spec, directory / "runs" / key, metric) for key, spec in specs.items()}
-    holders = live_holders(directory)
-    if holders:
-        _add_what_goes_on(directory, states, min(holder.since for holder in holders))
+    _add_ledger(directory, states, min((holder.since for holder in live_holders(directory)), default=math.inf))
     return states
 
 
-def _add_what_goes_on(directory: Path, states: Mapping[str, RunState], since: float) -> None:
-    """Mark what the coordinator that came at `since` has started, or will try again: its worker may be silent yet."""
-    last = {
-        str(entry["key"]): entry
-        for entry in read_ledger(directory)
-        if entry.get("key") and entry.get("time", 0.0) >= since
-    }
+def _add_ledger(directory: Path, states: Mapping[str, RunState], since: float) -> None:
+    """Mark what was started, or put in line again, after its last event: its worker may not have spoken before it died.
+
+    `since` is when the longest of the live coordinators came: what was started later runs.
+    """
+    last = {str(entry["key"]): entry for entry in read_ledger(directory) if entry.get("key")}
     for state in states.values():
         entry = last.get(state.key, {})
         kind, newer = entry.get("type"), entry.get("time", 0.0) >= state.last_time
-        if kind == "start" and (newer or state.status == "partial"):
+        if kind == "start" and entry.get("time", 0.0) >= since and (newer or state.status == "partial"):
             state.status = "running"
-        elif kind == "retry" and state.status == "failed":
+        elif kind in ("start", "retry") and newer and state.status == "failed":
             state.status = "partial"
 
 
@@ -153,6 +151,8 @@ def why_lines(directory: Path, key: str) -> Iterator[str]:
     yield from _chapters(path)
     yield from _ledger_lines(directory, key)
     yield from _moral(run)
+    if run.status == "partial" and not live_holders(directory):
+        yield f"  interrupted: the same command continues it from step {run.resumes_from}"
     for child in runs.values():
         if child.spec.parent == key:
             verdict = {True: "it worked", False: "it did not help", None: "it is still open"}[cured(child)]

@@ -71,6 +71,29 @@ def test_a_run_that_is_tried_again_counts_as_running_before_its_worker_writes(tm
         log.close()
 
 
+def test_a_run_put_in_line_again_before_its_coordinator_died_is_interrupted_not_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = make_plan(tmp_path / "s", {"a": {}}, seeds=(0,))
+    (spec,) = plan.runs
+    with contextlib.closing(Ledger(plan.directory)) as ledger:
+        plan.directory.joinpath("plan.json").write_text(plan.to_json())
+        ledger.note("start", spec, step=0)
+        log = EventLog(plan.directory / "runs" / spec.key / "events.jsonl")
+        log.append({"type": "checkpoint", "time": time.time(), "step": 4})
+        log.append({"type": "end", "time": time.time(), "status": "failed", "step": 5, "error_class": "killed"})
+        log.close()
+        assert states(plan.directory)["a"].status == "failed"
+        for action in ("retry", "start"):
+            ledger.note(action, spec, step=4)
+            assert states(plan.directory)["a"].status == "partial"
+        assert command(tmp_path, "why", spec.key) == 0
+        text = capsys.readouterr().out
+        assert "the same command continues it from step 4" in text and "failed (killed). Try" not in text
+        ledger.note("failed", spec, step=5)
+        assert states(plan.directory)["a"].status == "failed"
+
+
 def test_why_tells_the_story_of_a_single_run_and_the_other_verbs_say_what_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

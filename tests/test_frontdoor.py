@@ -16,6 +16,7 @@ from reasonrl.errors import ConfigError, DataError
 from reasonrl.types import Summary
 from sweeps import frontdoor, single
 from sweeps.compose import make_loader
+from sweeps.config import folder_mistakes
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "wandb", "matplotlib", "optuna", "pandas", "scipy", "sklearn")
@@ -209,6 +210,71 @@ def test_a_broken_sweep_file_is_named_with_line_or_key(tmp_path):
     assert "optim.lrr" in text and "sweep/typo.yaml" in text and "Did you mean optim.lr?" in text
     text = sweep_py("--config-dir", "my", "+sweep=kind", cwd=tmp_path, code=2).stderr
     assert "sweep.arms" in text and "sweep/kind" in text
+
+
+@pytest.fixture
+def sweep_file(tmp_path):
+    """Writes my/sweep/NAME.yaml and says how to choose it."""
+
+    def write(name: str, text: str) -> list[str]:
+        folder = tmp_path / "my" / "sweep"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.yaml").write_text(text)
+        return ["--config-dir", str(tmp_path / "my"), f"+sweep={name}", "plan=true"]
+
+    return write
+
+
+HEAD, MODE, ARMS = "# @package _global_\n", "hydra: {mode: MULTIRUN}\n", "sweep: {arms: {a: [], b: [loss.high=0.4]}}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "sweep=mine: asks nothing"),
+        (HEAD + MODE + "sweep: {arms: {}}\n", "sweep=mine: asks nothing"),
+        (HEAD + ARMS, "lacks the line `hydra: {mode: MULTIRUN}`"),
+        (MODE + ARMS, "Begin the file with the line `# @package _global_`"),
+    ],
+    ids=["empty", "no arms", "no mode", "no header"],
+)
+def test_a_sweep_file_that_would_be_ignored_is_refused_with_the_cure(monkeypatch, capfd, sweep_file, text, said):
+    assert enter(monkeypatch, *sweep_file("mine", text)) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_a_sweep_without_a_name_has_that_of_its_file(monkeypatch, capsys, sweep_file):
+    assert enter(monkeypatch, *sweep_file("mine", HEAD + MODE + ARMS)) == 0
+    assert "Plan of mine -> results/mine" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["+sweep=clip_ablation", "sweep.arms={}"], "sweep.arms={}: empties nothing"),
+        (["reward.parts={}"], "reward.parts={}: empties nothing: mappings are merged, and correctness stays"),
+    ],
+    ids=["sweep", "single"],
+)
+def test_an_empty_mapping_that_would_be_ignored_is_refused(monkeypatch, trained, capfd, argv, said):
+    assert enter(monkeypatch, *argv) == 2
+    assert said in capfd.readouterr().err and trained.runs == []
+
+
+@pytest.mark.parametrize("more", [[], ["plan=true"], ["+sweep=clip_ablation"], ["+sweep=clip_ablation", "plan=true"]])
+def test_a_results_folder_that_cannot_be_made_is_refused_before_any_work(monkeypatch, trained, capfd, tmp_path, more):
+    (tmp_path / "file").write_text("")
+    assert enter(monkeypatch, "results=file/x/y", *more) == 2
+    text = capfd.readouterr().err
+    assert "results=file/x/y: needs the folder file/x/y/" in text
+    assert f"{tmp_path / 'file'} is no folder" in text and trained.runs == []
+
+
+def test_a_folder_that_is_not_writable_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.access", lambda place, mode: Path(place) != tmp_path)
+    (mistake,) = folder_mistakes("results", "x", tmp_path / "x" / "y")
+    assert f"{tmp_path} is not writable" in str(mistake)
+    assert not (tmp_path / "x").exists()
 
 
 # -- the two ways in ------------------------------------------------------------------------------------------

@@ -100,6 +100,28 @@ def test_numbers_that_are_none_are_refused(bad):
     assert {"optim.lr", "optim.weight_decay", "sampling.temperature", "entropy.target"} <= set(found)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "key",
+    ["loss.low", "loss.high", "loss.cap", "loss.dual_clip", "optim.lr", "kl.coef", "advantage.eps", "reward.wrong"],
+)
+def test_every_number_must_be_finite_and_is_named_once(key, bad):
+    found = [mistake for mistake in validate(config(**{key.replace(".", "__"): bad})) if mistake.key == key]
+    assert [mistake.allowed for mistake in found] == ["must be a finite number"]
+
+
+def test_numbers_in_lists_and_open_sections_must_be_finite_too():
+    parts = {"correctness": {"weight": math.inf}}
+    found = keys(task__operand_weights=[1.0, math.nan, 1.0], reward__parts=parts)
+    assert {"task.operand_weights[1]", "reward.parts.correctness.weight"} <= set(found)
+
+
+@pytest.mark.parametrize("key", ["operands", "operand_weights", "heldout_operands"])
+def test_an_empty_list_is_a_mistake_with_a_cure(key):
+    (mistake,) = validate(config(**{f"task__{key}": [], "task__guess_right": 0.5}))
+    assert mistake.key == f"task.{key}" and mistake.cure
+
+
 def test_all_mistakes_are_reported_at_once_on_one_screen():
     wrong = {
         "sampling__group_size": 1,

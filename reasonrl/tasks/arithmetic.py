@@ -101,14 +101,16 @@ def check(config: TaskConfig) -> list[Mistake]:
         counts = getattr(config, key)
         if counts is not None and (not counts or min(counts) < 2 or max(counts) > MAX_OPERANDS):
             allowed = f"counts from 2 to {MAX_OPERANDS} (nine digits always sum to 45)"
-            mistakes.append(Mistake(f"task.{key}", counts, allowed))
+            cure = f"For instance task.{key}=[5,6]" + (", or null for task.operands." if key != "operands" else ".")
+            mistakes.append(Mistake(f"task.{key}", counts, allowed, cure))
     weights = config.operand_weights
-    if weights is not None and (len(weights) != len(config.operands) or min(weights) < 0 or sum(weights) <= 0):
-        allowed = f"one weight >= 0 for each of the {len(config.operands)} entries of task.operands"
-        mistakes.append(Mistake("task.operand_weights", weights, allowed))
+    count = len(config.operands)
+    if count and weights is not None and (len(weights) != count or min(weights) < 0 or sum(weights) <= 0):
+        allowed = f"one weight >= 0 for each of the {count} entries of task.operands, not all 0"
+        mistakes.append(Mistake("task.operand_weights", weights, allowed, "Or null: all are as frequent."))
     if config.guess_right is not None and not 0 <= config.guess_right <= 1:
         mistakes.append(Mistake("task.guess_right", config.guess_right, "a share from 0 to 1, or null for chance"))
-    if config.guess_right and min(config.operands) == 2:
+    if config.guess_right and 2 in config.operands:
         # a guess is right when the other digits sum to a multiple of 10, which one digit never does
         mistakes.append(Mistake("task.guess_right", config.guess_right, "0 or null when task.operands has 2"))
     return mistakes
