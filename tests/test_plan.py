@@ -261,7 +261,7 @@ def test_a_typed_choice_beats_the_sweep_file_and_a_typed_value_beats_both(plan):
 
 def test_a_preset_sets_its_pieces_over_a_sweep_file_but_not_over_typed_pieces(plan):
     body = {"data": {"kind": "plain"}, "overlong": {"kind": "soft"}}
-    (run,) = plan("algo=dapo", "overlong=none", file={}, **body).runs
+    (run,) = plan("algo=dapo", "overlong=none", file={"arms": {"a": []}}, **body).runs
     assert (run.config["data"]["kind"], run.config["overlong"]["kind"]) == ("dynamic_sampling", "none")
 
 
