@@ -18,6 +18,7 @@ from reasonrl.errors import ConfigError
 from reasonrl.events import Event, read_events
 from sweeps.compose import resolve, typed_config, unknown_keys
 from sweeps.config import folder_mistakes, run_section
+from sweeps.engines.base import PATIENCE
 
 EXIT_CODES = {"finished": 0, "stopped": 3, "paused": 130}
 # Libraries that talk on import or per run; what matters to a user reaches the log line or an error.
@@ -58,7 +59,7 @@ def train_once(cfg: DictConfig) -> int:
         if speaks:
             print(f"Run {key} is {ended['status']} at step {ended.get('step')}. Remove {run_dir} to repeat.")
         return EXIT_CODES[ended["status"]]
-    for name, value in QUIET.items():
+    for name, value in (QUIET | PATIENCE).items():
         os.environ.setdefault(name, value)
     from reasonrl.train import train
 

@@ -83,6 +83,15 @@ def test_a_device_named_twice_is_refused() -> None:
         choose_devices(["0", "0"], {}, ["0", "1"])
 
 
+def test_threads_of_a_slot_sleep_while_they_wait_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    assert Slot(0).environment()["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert Slot(0).environment()["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
 def test_a_slot_sets_devices_and_threads_before_anything_is_imported() -> None:
     env = Slot(0, ("1", "3"), threads=5).environment()
     assert env["CUDA_VISIBLE_DEVICES"] == "1,3"
