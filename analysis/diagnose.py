@@ -2,7 +2,7 @@
 
 Reads our event logs, TRL/transformers trainer_state.json, JSONL, CSV, HTML tables, TRL and verl console output,
 TensorBoard event files and W&B offline runs. Exit code: 0, or 1 when a finding reaches `--fail-on`, or 2 when a
-log cannot be read.
+log cannot be read, or when no rule found its inputs in any log of a PATH.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ EXAMPLES = """examples:
   python -m analysis diagnose --updates-per-rollout 16 --json curves.csv
   python -m analysis diagnose --picture findings.png --fail-on flag train.jsonl
 """
+BLIND = -1  # a log that no rule could judge; a folder with others that could be judged does not fail for it
 
 
 @dataclass
 class Diagnosis:
-    """What the rules say about one log; `skipped` and `limited` give the inputs that were never logged."""
+    """What the rules say about one log; `skipped` and `limited` give the inputs that were never logged.
+
+    never_finite: metrics that were logged, but never with a finite value. judged: false when no rule found its inputs.
+    """
 
     path: str
     kind: str
@@ -44,6 +48,8 @@ class Diagnosis:
     skipped: dict[str, list[str]]
     limited: dict[str, list[str]]
     unknown: list[str]
+    never_finite: list[str]
+    judged: bool
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -64,10 +70,18 @@ def diagnose(
     monitor = AlertMonitor(
         config, updates_per_rollout, settings=log.settings, group_size=group_size or log.group_size
     )  # fmt: skip
-    alerts = [alert for step, row in log.rows for alert in monitor.update(step, translate_row(row))]
+    alerts: list[Alert] = []
+    empty: dict[str, bool] = {}  # per metric: no finite value so far
+    for step, row in log.rows:
+        metrics = translate_row(row)
+        alerts += monitor.update(step, metrics)
+        empty |= {name: empty.get(name, True) and value - value != 0 for name, value in metrics.items()}
+    skipped = monitor.skipped()
+    judged = any(rule.key not in skipped and rule.needs != ("any",) for rule in monitor.rules)
     return Diagnosis(
         str(log.path), log.kind, len(log.rows), log.rows[0][0], log.rows[-1][0], updates_per_rollout, alerts,
-        monitor.skipped(), monitor.limited(), unknown(log.names), list(log.notes),
+        skipped, monitor.limited(), unknown(log.names), [name for name in empty if empty[name]],
+        judged or bool(alerts) or bool(monitor.rules and not skipped), list(log.notes),
     )  # fmt: skip
 
 
@@ -149,9 +163,13 @@ def main(args: argparse.Namespace) -> int:
             print(error, file=sys.stderr)
             code = 2
             continue
-        for file in logs:
-            code = max(code, _one(file, args, config, done))
-            done += 1
+        codes = [_one(file, args, config, done + number) for number, file in enumerate(logs)]
+        done += len(logs)
+        blind = codes.count(BLIND)
+        if blind and blind < len(logs):
+            print(f"{path}: {blind} of {len(logs)} logs cannot be judged: no rule found its inputs.", file=sys.stderr)
+            codes = [one for one in codes if one != BLIND]
+        code = max(code, *(2 if one == BLIND else one for one in codes))
     return code
 
 
@@ -165,6 +183,8 @@ def _one(file: Path, args: argparse.Namespace, config: AlertsConfig, number: int
     print(json.dumps(found.to_dict(), allow_nan=False) if args.json else describe(found) + "\n")
     if args.picture and not _draw(log, found, args.picture, number):
         return 2
+    if not found.judged:
+        return BLIND
     if args.fail_on == "never" or found.worst is None:
         return 0
     return int(SEVERITIES.index(found.worst) >= SEVERITIES.index(args.fail_on))

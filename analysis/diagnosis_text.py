@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from reasonrl.alerts import Alert
 from reasonrl.alerts.readings import short
 from reasonrl.alerts.types import SEVERITIES
+from reasonrl.alerts.vocabulary import is_score
 
 if TYPE_CHECKING:
     from analysis.diagnose import Diagnosis
@@ -26,7 +27,7 @@ def describe(found: Diagnosis) -> str:
     lines += [f"  note: {note}" for note in found.notes]
     for alerts in by_rule(found.alerts):
         lines += _finding(alerts)
-    for words, rules in (("skipped, input not logged", found.skipped), ("judged in part, not logged", found.limited)):
+    for words, rules in _inputs(found):
         if rules:
             lines.append(f"  {words}: " + "; ".join(f"{code} ({', '.join(names)})" for code, names in rules.items()))
     if found.unknown:
@@ -36,9 +37,28 @@ def describe(found: Diagnosis) -> str:
     return "\n".join(lines)
 
 
+def _inputs(found: Diagnosis) -> list[tuple[str, dict[str, list[str]]]]:
+    """What the rules lacked, in words: columns that are missing, and columns that are there and never finite."""
+    parts = []
+    for words, rules in (("skipped, input", found.skipped), ("judged in part,", found.limited)):
+        for end, wanted in (("not logged", False), ("logged but never finite", True)):
+            chosen = {code: [n for n in names if _is_empty(n, found) == wanted] for code, names in rules.items()}
+            parts.append((f"{words} {end}", {code: names for code, names in chosen.items() if names}))
+    return parts
+
+
+def _is_empty(names: str, found: Diagnosis) -> bool:
+    """Whether an input (`a or b`, `eval`) was logged without any finite value."""
+    if names == "eval":
+        return any(is_score(name) for name in found.never_finite)
+    return any(name in found.never_finite for name in names.split(" or "))
+
+
 def verdict(found: Diagnosis) -> str:
     """One line: the worst that was found, by which rules, when first, and on how many rules this rests."""
     skipped = f"; {len(found.skipped)} rules had no input" if found.skipped else ""
+    if not found.judged:
+        return f"cannot judge: no rule found its inputs{skipped}"
     if not found.alerts:
         return f"no findings{skipped}"
     parts = []

@@ -240,6 +240,7 @@ def open_run(
     policy.configure_prompts(config.task.system, config.task.chat)
     _drop_long_prompts(task, policy, config)
     heldout = task.heldout(config.eval.problems)
+    settings = _dotted(to_dict(config)) | {"eval.problems": len(heldout)}  # a data set may hold fewer
     reference = make_reference(policy) if needs_reference(config.kl) and load is None else None
     main = distributed.is_main()
     make_folder(run_dir)
@@ -256,7 +257,7 @@ def open_run(
         heldout=heldout,
         problems=ProblemStream(task, config.seed, config.data.difficulty_gate),
         optimizer=Optimizer(policy.trainable(), config.optim),
-        monitor=AlertMonitor(config.alerts, settings=_dotted(to_dict(config)), group_size=config.sampling.group_size),
+        monitor=AlertMonitor(config.alerts, settings=settings, group_size=config.sampling.group_size),
         weights=WeightSchedule(config.reward.parts),
         scorers=scorers,
         thermostat=thermostat,

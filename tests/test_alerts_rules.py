@@ -449,10 +449,32 @@ def test_a_healthy_noisy_run_raises_nothing_above_a_note():
         assert [a for s, r in healthy for a in monitor.update(s, r) if a.severity != "note"] == []
 
 
-def test_a10_a_dip_right_after_the_start_is_a_flag_not_a_stop():
-    """0.53 before training, then 0.40 and 0.36 while the train reward creeps up: too early to judge."""
+@pytest.mark.parametrize(("factor", "severity"), [(1, None), (10, "flag")])
+def test_a10_a_dip_right_after_the_start_is_silent_in_the_warm_up_and_a_flag_after_it(factor, severity):
+    """0.53 before training, then 0.40 and 0.36 while the train reward creeps up: too early to judge, never a stop."""
     early = {0: 0.53, 5: 0.40, 10: 0.36, 15: 0.42, 20: 0.5, 25: 0.58, 30: 0.62}
     dip = [
-        (s, {"reward/total": 0.4 + s / 100} | ({"eval/accuracy": early[s]} if s in early else {})) for s in range(31)
+        (s * factor, {"reward/total": 0.4 + s / 100} | ({"eval/accuracy": early[s]} if s in early else {}))
+        for s in range(31)
     ]
-    assert worst(dip, "A10")[0] == "flag"
+    assert (worst(dip, "A10") or [None])[0] == severity
+
+
+def a10_flags(scores, problems):
+    monitor = AlertMonitor(settings={"eval.problems": problems, "eval.samples": 4})
+    evaluations = [(10 * i, {"eval/accuracy": score, "reward/total": 0.3}) for i, score in enumerate(scores)]
+    return [a for s, row in evaluations for a in monitor.update(s, row) if a.code == "A10"]
+
+
+@pytest.mark.parametrize("scores", [(0.05, 0.05, 0.0), (1.0, 1.0, 0.925), (0.05, 0.05, 0.05, 0.05, 0.05, 0.0)])
+def test_a10_the_same_fall_is_noise_of_80_answers_and_a_fall_of_8000(scores):
+    assert a10_flags(scores, 20) == []
+    assert [alert.severity for alert in a10_flags(scores, 2000)] == ["flag"]
+
+
+def test_a10_independent_draws_of_one_policy_are_seldom_a_fall():
+    """80 answers an evaluation, 20 evaluations: at most 2 of 40 runs flagged at any accuracy."""
+    for share in (0.02, 0.05, 0.5, 0.97):
+        rng = random.Random(1)
+        draws = [[sum(rng.random() < share for _ in range(80)) / 80 for _ in range(20)] for _ in range(40)]
+        assert sum(bool(a10_flags(scores, 20)) for scores in draws) <= 2

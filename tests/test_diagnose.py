@@ -374,6 +374,30 @@ def test_exit_codes(tmp_path, capsys):
     assert "A03.nonsense" in capsys.readouterr().err
 
 
+def test_a_log_no_rule_can_judge_is_no_pass(tmp_path, capsys):
+    (tmp_path / "logs").mkdir()
+    blind = write(tmp_path / "logs" / "x.jsonl", '{"a": 1}')
+    for options in ([], ["--profile", "textbook"], ["--fail-on", "never"]):
+        assert run(blind, *options) == 2
+        assert "verdict: cannot judge: no rule found its inputs" in capsys.readouterr().out
+    write(tmp_path / "logs" / "calm.csv", "step,reward\n" + "\n".join(f"{s},{0.5 + s / 100}" for s in range(30)))
+    assert run(tmp_path / "logs") == 0
+    assert "1 of 2 logs cannot be judged" in capsys.readouterr().err
+    assert run(tmp_path / "logs", blind) == 2
+    surge_csv(tmp_path / "logs" / "bad.csv")
+    assert run(tmp_path / "logs") == 1
+
+
+def test_columns_that_are_never_finite_are_not_called_unlogged(tmp_path, capsys):
+    rows = "\n".join(f"{s},0.5,nan,nan,nan" for s in range(1, 31))
+    run(write(tmp_path / "x.csv", f"step,reward,entropy,reward_std,eval_accuracy\n{rows}"))
+    out = capsys.readouterr().out
+    missing = next(line for line in out.splitlines() if "skipped, input not logged" in line)
+    empty = next(line for line in out.splitlines() if "skipped, input logged but never finite" in line)
+    assert "A03 (entropy/mean)" in empty and "A10 (eval)" in empty and "reward/std" in empty
+    assert "A03" not in missing and "A09 (kl/ref)" in missing
+
+
 def test_limits_rules_and_profile_can_be_chosen(tmp_path):
     bad = surge_csv(tmp_path / "bad.csv")
     assert run(bad, "--disable", "A04", "--disable", "A11") == 0

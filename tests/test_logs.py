@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 
 import pytest
 
@@ -113,3 +114,29 @@ def test_without_a_total_the_only_correctness_part_is_the_reward(tmp_path):
     rows, notes = table(tmp_path, {"accuracy": [0.1, 0.2], "format_reward": [1.0, 1.0]})
     assert [row["reward/total"] for row in rows] == [0.1, 0.2]
     assert "accuracy stands for it" in notes
+
+
+def test_a_step_column_that_never_changes_is_no_step(tmp_path):
+    (tmp_path / "log.csv").write_text("step,reward,entropy\n" + "\n".join(f"1,{r},{e}" for _, r, e in ROWS))
+    log = read_log(tmp_path / "log.csv")
+    assert [step for step, _ in log.rows] == list(range(1, 31))
+    assert log.notes == ["the step column step never changes: rows are counted"]
+    (tmp_path / "one.jsonl").write_text('{"step": 1, "reward": 0.5}\n{"step": 1, "eval_reward": 0.4}')
+    assert [step for step, _ in read_log(tmp_path / "one.jsonl").rows] == [1]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("wrap", [lambda rows: {"best_metric": None, "log_history": rows}, list])
+def test_of_cut_json_the_rows_before_the_cut_are_read_and_its_place_is_said(wrap, indent, tmp_path):
+    text = json.dumps(wrap([{"step": s, "reward": r, "entropy": e} for s, r, e in ROWS]), indent=indent)
+    (tmp_path / "state.json").write_text(text[: text.index('"step": 21') + 15])
+    log = read_log(tmp_path / "state.json")
+    assert [step for step, _ in log.rows] == list(range(1, 21))
+    assert re.search(r"not valid JSON \(.* at line \d+ column \d+\): the 20 rows before are read", log.notes[0])
+
+
+@pytest.mark.parametrize("text", ['{"log_history": [', '[{"step": 1, "rew', '{"step"', "{"])
+def test_json_cut_before_its_first_row_is_called_invalid_json(text, tmp_path):
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(AnalysisError, match=r"is not valid JSON \(.* at line 1 column \d+\)"):
+        read_log(tmp_path / "x.json")

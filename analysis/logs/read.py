@@ -23,7 +23,11 @@ from reasonrl.events import count_damaged, read_events
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".log", ".txt", ".html", ".ipynb")
 SETTINGS = (
     "optim.lr", "optim.inner_epochs", "kl.coef", "loss.high", "sampling.max_new_tokens", "reward.parts.format.weight",
+    "eval.problems", "eval.samples",
 )  # fmt: skip
+
+JSON_START = re.compile(r"""\s*(?:\{\s*(?:"|$)|\[\s*(?:\{|$))""")
+ROWS_START = re.compile(r'"[^"]*"\s*:\s*\[\s*(?=\{)')
 
 
 def find_logs(path: Path) -> list[Path]:
@@ -122,7 +126,10 @@ def _read(path: Path) -> Log | None:
             return log
     if start == "<":
         return _read_html(path, text)
-    return read_console(path, text) or read_separated(path, text)
+    log = read_console(path, text)
+    if log is None and JSON_START.match(text):
+        raise AnalysisError(f"{path} is not valid JSON ({_json_fault(text)}), and holds no rows before that.")
+    return log or read_separated(path, text)
 
 
 # ---- JSON
@@ -130,7 +137,7 @@ def _read_json(path: Path, text: str) -> Log | None:
     try:
         whole = json.loads(text)
     except ValueError:
-        return _read_json_lines(path, text)
+        return _read_json_lines(path, text) or _read_cut_json(path, text)
     if isinstance(whole, dict) and isinstance(whole.get("type"), str) and "\n" not in text.strip():
         return _read_json_lines(path, text)
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
@@ -154,6 +161,34 @@ def _read_json(path: Path, text: str) -> Log | None:
 
 def _dicts(items: Iterable[Any]) -> list[dict[str, Any]]:
     return [item for item in items if isinstance(item, dict)]
+
+
+def _read_cut_json(path: Path, text: str) -> Log | None:
+    """The rows before the fault of a trainer state, or another list of rows, that is cut off or damaged."""
+    start = re.search(r'"log_history"\s*:\s*\[', text) or re.match(r"\s*\[", text) or ROWS_START.search(text)
+    if start is None or not JSON_START.match(text):
+        return None
+    records, at, decoder = [], start.end(), json.JSONDecoder()
+    while item := re.compile(r"[\s,]*(?=\{)").match(text, at):
+        try:
+            record, at = decoder.raw_decode(text, item.end())
+        except ValueError:
+            break
+        records.append(record)
+    if not records:
+        return None
+    kind = "trainer state" if "log_history" in start[0] else "JSON"
+    return build(
+        path, kind, records, [f"not valid JSON ({_json_fault(text)}): the {len(records)} rows before are read"]
+    )
+
+
+def _json_fault(text: str) -> str:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"{error.msg} at line {error.lineno} column {error.colno}"
+    return "several values, one after the other"
 
 
 def _read_json_lines(path: Path, text: str) -> Log | None:
@@ -182,9 +217,12 @@ def _read_events(path: Path) -> Log:
     """
     table = Table()
     config: dict[str, Any] = {}
+    evaluation: dict[str, Any] = {}
     trained = False
     for event in read_events(path):
         trained |= event["type"] == "step"
+        if event["type"] == "eval" and isinstance(event.get("problems"), list):
+            evaluation = {"eval.problems": len(event["problems"]), "eval.samples": event.get("samples")}
         if trained and event["type"] in ("step", "eval") and isinstance(event.get("step"), int | float):
             table.add(float(event["step"]), event.get("metrics") or {})
         elif event["type"] == "start":
@@ -193,7 +231,7 @@ def _read_events(path: Path) -> Log:
     damaged = count_damaged(path)
     if damaged:
         notes.append(f"{damaged} damaged line{'s' if damaged > 1 else ''} left out")
-    settings = {key: value for key in SETTINGS if (value := _dig(config, key)) is not None}
+    settings = {key: value for key in SETTINGS if (value := _dig(config, key)) is not None} | evaluation
     return Log(path, "event log", rows, notes, settings, int(_dig(config, "sampling.group_size") or 0))
 
 

@@ -163,12 +163,30 @@ def _is_eval(name: str) -> bool:
     return re.match(r"(eval|val|validation|test)[/_-]", normalise(name)) is not None
 
 
+def _never_changes(records: list[dict[str, Any]], column: str) -> bool:
+    """True when one metric has three values or more, all at the same step: a restart repeats a whole series."""
+    if len({step for record in records if (step := to_number(record.get(column))) is not None}) != 1:
+        return False
+    counts: dict[str, int] = {}
+    for record in records:
+        for name, value in record.items():
+            if name != column and not _is_bookkeeping(name) and to_number(value) is not None:
+                counts[name] = counts.get(name, 0) + 1
+    return max(counts.values(), default=0) >= 3
+
+
 def build(path: Path, kind: str, records: Iterable[Mapping[str, Any]], notes: Iterable[str] = ()) -> Log:
     """Make a Log of records that carry their step among their values; without one, rows are counted."""
     flat = [flatten(record) for record in records]
     names = dict.fromkeys(name for record in flat for name in record)
     column = step_name(names)
     table, notes = Table(), list(notes)
+    if column is not None and _never_changes(flat, column):
+        notes.append(f"the step column {column} never changes: rows are counted")
+        flat = [{name: value for name, value in record.items() if name != column} for record in flat]
+        column = None
+    elif column is None and flat:
+        notes.append("no step column: rows are counted")
     without = 0
     for number, record in enumerate(flat, 1):
         step = to_number(record.get(column)) if column is not None else float(number)
@@ -176,9 +194,7 @@ def build(path: Path, kind: str, records: Iterable[Mapping[str, Any]], notes: It
             without += 1
             step = table.last if table.last is not None else 0.0
         table.add(step, {name: value for name, value in record.items() if name != column})
-    if column is None and flat:
-        notes.append("no step column: rows are counted")
-    elif without:
+    if without:
         notes.append(f"{without} rows without a step were added to the row before them")
     rows, more = table.finish()
     return Log(path, kind, rows, notes + more)

@@ -18,6 +18,7 @@ class History:
 
     window: rows and rollout steps of a window, whichever are more. unit: log steps per rollout step.
     tracked: train metrics to remember, besides every reward part. group_size: rollouts per problem, 0 if unknown.
+    evaluation: problems and samples of each in one evaluation, 0 if unknown.
     """
 
     PLAIN = (
@@ -25,8 +26,16 @@ class History:
         "streaks", "since",
     )  # fmt: skip
 
-    def __init__(self, window: int, unit: float, tracked: Iterable[str], group_size: int = 0) -> None:
+    def __init__(
+        self,
+        window: int,
+        unit: float,
+        tracked: Iterable[str],
+        group_size: int = 0,
+        evaluation: tuple[int, int] = (0, 0),
+    ) -> None:
         self.window, self.unit, self.group_size = window, unit, group_size
+        self.problems, self.answers = evaluation[0], evaluation[0] * evaluation[1]
         self.tracked = frozenset(tracked)
         self.train: dict[str, Series] = {}
         self.held_out: dict[str, Scores] = {}
@@ -94,6 +103,9 @@ class History:
     def _new_series(self, name: str) -> Series:
         return Series(self.window, self.unit, trend=name == "reward/total")
 
+    def _new_scores(self, name: str) -> Scores:
+        return Scores(self.problems if name == "eval/majority" else self.answers)  # one vote per problem
+
     def _note_bad(self, row: Mapping[str, float]) -> None:
         bad = [name for name, value in row.items() if value - value != 0]
         vital = any(is_vital(name) for name in bad)
@@ -108,11 +120,11 @@ class History:
         if "groups/flat" not in row:
             if "groups/all_right" in row and "groups/all_wrong" in row:
                 row["groups/flat"] = row["groups/all_right"] + row["groups/all_wrong"]
-            elif "reward/std" in row:
+            elif _finite(row, "reward/std"):
                 self._estimate(row, "groups/flat", float(row["reward/std"] < 1e-8))
-            elif "advantage/max" in row and "advantage/min" in row:
+            elif _finite(row, "advantage/max", "advantage/min"):
                 self._estimate(row, "groups/flat", float(row["advantage/max"] == row["advantage/min"]))
-        if "groups/all_wrong" not in row and "groups/flat" in row and "reward/total" in row:
+        if "groups/all_wrong" not in row and _finite(row, "groups/flat", "reward/total"):
             reward, seen = row["reward/total"], self.train.get("reward/total")
             top, low = (max(seen.highest, reward), min(seen.lowest, reward)) if seen else (reward, reward)
             if low >= 0:  # every all-right group lifts the mean by its share of the best reward
@@ -127,7 +139,7 @@ class History:
     def _score(self, name: str, step: float, value: float) -> None:
         scores = self.held_out.get(name)
         if scores is None:
-            scores = self.held_out[name] = Scores()
+            scores = self.held_out[name] = self._new_scores(name)
         reward = self.train.get("reward/total")
         scores.push(step, value, reward.mean() if reward else None, BELOW_BEST)
 
@@ -188,5 +200,10 @@ class History:
             self.train[name] = self._new_series(name)
             self.train[name].load_state(state)
         for name, state in data["held_out"].items():
-            self.held_out[name] = Scores()
+            self.held_out[name] = self._new_scores(name)
             self.held_out[name].load_state(state)
+
+
+def _finite(row: Mapping[str, float], *names: str) -> bool:
+    """True when a row has a finite value for every name: NaN compares as false, which would read as "not flat"."""
+    return all(name in row and row[name] - row[name] == 0 for name in names)

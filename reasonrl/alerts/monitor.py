@@ -26,7 +26,8 @@ class AlertMonitor:
     """Feed rows, get alerts. Work per row is constant; `state` and `load_state` make a resumed run raise the same.
 
     unit: logged steps per rollout step ("rollout" = 1; 16 for curves over gradient steps with 16 updates each).
-    settings: dotted config values of the run (optim.lr, kl.coef, ...), from which interventions get their numbers.
+    settings: dotted config values of the run (optim.lr, kl.coef, ...), from which interventions get their numbers;
+    eval.problems and eval.samples tell how noisy an evaluation is.
     group_size: rollouts per problem, for the flat share expected by chance.
     """
 
@@ -43,7 +44,8 @@ class AlertMonitor:
         self.settings = dict(settings or {})
         self.limits = {r.key: {**r.limits, **self.config.rules.get(r.code, {})} for r in self.rules}
         tracked = {name for rule in self.rules for name in rule.inputs()} | set(ALWAYS_TRACKED)
-        self.history = History(self.config.window, _unit(unit), tracked, group_size)
+        evaluation = _count(self.settings, "eval.problems"), _count(self.settings, "eval.samples")
+        self.history = History(self.config.window, _unit(unit), tracked, group_size, evaluation)
         self._wakes = [frozenset(flatten(rule.needs)) for rule in self.rules]
         self._awake: dict[frozenset[str], list[tuple[Rule, str, int]]] = {}
 
@@ -169,6 +171,11 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _rounded(item) for name, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _count(settings: Mapping[str, Any], key: str) -> int:
+    value = settings.get(key)
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _unit(unit: float | str) -> float:

@@ -49,7 +49,7 @@ GRADED: tuple[Rule, ...] = (
          limits={"level": 0.001, "growth": 1.2, "stop_growth": 1.5, "far": 0.5, "fall": 0.3, "fall_creeping": 0.5},
          intervention=("kl=k3_unbiased", "kl.coef * 2")),
     Rule("A10", "held-out score falls", overfit, ("eval",), (REWARD,),
-         limits={"evals": 2, "known": 5, "gain_lost": 0.5}, intervention=("kl=k3_unbiased",), warmup=0, confirm=1),
+         limits={"evals": 2, "known": 5, "gain_lost": 0.5}, intervention=("kl=k3_unbiased",), confirm=1),
     Rule("A11", "reward collapse", reward_collapse, (REWARD,), ("clip/fraction", "optim/grad_norm", "entropy/mean"),
          limits={"fall": 0.4, "fall_with_damage": 0.3, "flag_with_damage": 0.25, "windows": 1.0,
                  "clip_growth": 5.0, "grad_growth": 4.0, "entropy_growth": 2.5}, intervention=("optim.lr / 2",)),

@@ -237,16 +237,23 @@ class Series:
         self.pool.load_state(data["pool"])
 
 
+USUAL_ANSWERS = 800
+
+
 class Scores:
-    """One held-out score (higher is better): its best, the evaluations since, and its noise."""
+    """One held-out score (higher is better): its best, the evaluations since, and its noise.
+
+    answers: sampled answers behind one evaluation, which bound its noise from below; 0 when nobody told.
+    """
 
     FIELDS = (
         "count", "first", "last", "last_step", "best", "best_step", "best_row", "best_reward", "jump_sum",
         "jump_max", "below",
     )  # fmt: skip
-    __slots__ = FIELDS
+    __slots__ = (*FIELDS, "answers")
 
-    def __init__(self) -> None:
+    def __init__(self, answers: int = 0) -> None:
+        self.answers = answers
         self.count = self.best_row = self.below = 0
         self.first = self.last = self.last_step = self.best = self.best_step = 0.0
         self.jump_sum = self.jump_max = 0.0
@@ -269,12 +276,28 @@ class Scores:
         self.below = self.below + 1 if self.fallen(drop) else 0
 
     def noise(self) -> float:
-        """Std of one evaluation: mean absolute jump without its largest (1.128 std of a Gaussian), not under
-        a third of the binomial std of 800 answers, which is what counts before the fourth evaluation."""
-        assumed = math.sqrt(max(self.best * (1 - self.best), 0.0) / 800) if 0 <= self.best <= 1 else 0.0
+        """Std of one evaluation: mean absolute jump without its largest (1.128 std of a Gaussian), not under the
+        binomial std of its answers, which is what counts before the fourth evaluation.
+
+        Where the number of answers is unknown, 800 are assumed, and later a third of their std is the bound.
+        """
+        least = self.binomial()
         if self.count < 4:
-            return assumed
-        return max((self.jump_sum - self.jump_max) / (self.count - 2) / 1.128, assumed / 3)
+            return least
+        jumps = (self.jump_sum - self.jump_max) / (self.count - 2) / 1.128
+        return max(jumps, least if self.answers else least / 3)
+
+    def binomial(self) -> float:
+        """Std that drawing the answers alone gives a share; 0 for scores outside of 0 to 1.
+
+        Best and last are pooled, with one right and one wrong answer more (Agresti and Coull 1998): the plain
+        estimate is 0 at shares of 0 and 1, where a handful of answers decides.
+        """
+        if not (0 <= self.best <= 1 and 0 <= self.last <= 1):
+            return 0.0
+        answers = self.answers or USUAL_ANSWERS
+        share = ((self.best + self.last) * answers + 1) / (2 * answers + 2)
+        return math.sqrt(share * (1 - share) / answers)
 
     def fallen(self, drop: float) -> bool:
         """True when the last evaluation is `drop` (relative) under the best, and noise does not explain it.
