@@ -55,10 +55,9 @@ DISEASES: dict[str, Disease] = {
     ),
     "format_weight_5": Disease(
         {
-            "model": {"mode_share": 0.1, "bracket_share": 0.1, "guess_bracket": True},
+            "model": {"careful": 0.95, "mode_share": 0.9, "noise": 0.4, "bracket_share": 0.02, "guess_bracket": True},
             "task": {"guess_right": 0.0},
             "reward": {"parts": {"correctness": {"weight": 1.0}, "format": {"weight": 5.0}}},
-            "optim": {"lr": 1e-4},
             "steps": 60,
         },
         ("A12",),

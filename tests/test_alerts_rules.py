@@ -335,6 +335,14 @@ def test_a12_format_up_and_correctness_at_its_floor():
     assert 30 <= found[1][1] <= 50 and 65 <= found[2][1] <= 85
 
 
+def test_a12_sees_a_format_that_leapt_up_inside_its_own_baseline():
+    rng = random.Random(8)
+    proxy = rows(
+        60, reward__format=lambda s: ramp(s, 4, 9, 0.17, 0.98), reward__correctness=lambda s: 0.06 + 0.06 * rng.random()
+    )
+    assert worst(proxy, "A12")[0] == "flag"
+
+
 def test_a12_answers_follow_the_format_within_25_steps():
     rng = random.Random(9)
     good = rows(

@@ -493,6 +493,7 @@ def scored(config, rollouts, ref_BT=None):
         policy=None,
         task=SimpleNamespace(format_ok=lambda text: text == "good"),
         weights=WeightSchedule(config.reward.parts),
+        scorers={},
     )
     return score(run, rollouts, ref_BT, step=1)
 

@@ -153,7 +153,7 @@ def damage(h: History, t: Limits) -> list[str]:
 
 def format_only(h: History, t: Limits) -> Finding | None:
     """A12: a format part rose while every correctness part stands at its floor; parts that never moved are dead."""
-    risen = [(name, part) for name, part in h.parts("format") if risen_by(part, 0.1 * (part.highest - part.lowest))]
+    risen = [(name, part) for name, part in h.parts("format") if has_risen(part)]
     correct = [(name, part) for name, part in h.parts("correct") if part.lowest != part.highest]
     if not risen or not correct or not all(stuck(part, t) for _, part in correct):
         return None
@@ -168,6 +168,12 @@ def format_only(h: History, t: Limits) -> Finding | None:
     if held >= t["stop_steps"] and lowest:
         return Finding("stop", text, evidence, 1)
     return Finding("flag" if held >= t["flag_steps"] else "note", text, evidence, 1)
+
+
+def has_risen(part: Series) -> bool:
+    """True when a part is above its baseline, or leapt up so early that the baseline has the leap in it."""
+    leap = part.mean() - part.early
+    return risen_by(part, 0.1 * (part.highest - part.lowest)) or leap > 0.5 * part.highest
 
 
 def stuck(part: Series, t: Limits) -> bool:
