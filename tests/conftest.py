@@ -26,7 +26,7 @@ def one_core() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model cache of this session, with the base model of `BASE` in it."""
+    """A model cache for all tests, with the base model of `BASE` in it."""
     from reasonrl.models import ModelConfig, load_policy
 
     folder = tmp_path_factory.mktemp("cache")
