@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from analysis.fastlog import read_fast
+from analysis.fastlog import line_bounds, read_fast
 
 _SAMPLES = (b'{"type":"samples"', b'{"type": "samples"')
 _RESERVED = ("step", "time", "problems", "samples")
@@ -40,27 +40,28 @@ def read_log(path: Path) -> RunLog:
 
 def parse_log(data: bytes, fast: bool = True) -> RunLog:
     """Parse the bytes of an event log; `fast=False` reads every line as plain JSON (same result)."""
-    lines = data.split(b"\n")
-    torn = bool(lines.pop().strip())  # a line without its newline was cut by a kill
+    bounds = line_bounds(data)
+    torn = bool(data[bounds[-1, 1] if len(bounds) else 0 :].strip())  # a line without its newline was cut by a kill
     header: dict[str, Any] = {"start": None, "end": None, "decision": None, "alerts": [], "warnings": []}
     header |= {"starts": 0, "first_time": None, "last_time": None}
     header |= {"damaged": int(torn), "repeated": 0, "bad_values": 0}
-    table, quick = read_fast(lines, _RESERVED) if fast else (None, [])
-    done = set(quick)
+    table, quick = read_fast(data, bounds, _RESERVED) if fast else (None, np.array([], int))
+    careful = np.ones(len(bounds), bool)
+    careful[quick] = False
     rows: list[dict[str, Any]] = []
     order: list[int] = []
     evals: dict[int, dict[str, Any]] = {}
-    for index, line in enumerate(lines):
-        if index in done or line.startswith(_SAMPLES) or not line.strip():
+    for index in np.flatnonzero(careful).tolist():
+        line = data[bounds[index, 0] : bounds[index, 1] - 1]
+        if line.startswith(_SAMPLES) or not line.strip():
             continue
-        event = _parse(line)
-        row = _take(event, header, evals)
+        row = _take(_parse(line), header, evals)
         if row is not None:
             rows.append(row)
             order.append(index)
     if table is not None:
         _see_time(header, table.column("time"))
-    steps = _merge(table, _columns(rows), [*quick, *order], header)
+    steps = _merge(table, _columns(rows), np.concatenate([quick, np.array(order, int)]), header)
     return RunLog(steps, _eval_table([evals[step] for step in sorted(evals)]), header)
 
 
@@ -165,7 +166,7 @@ def _columns(rows: list[dict[str, Any]]) -> pa.Table | None:
     return pa.table(columns | {"step": pa.array([row["step"] for row in rows], pa.int64())})
 
 
-def _merge(quick: pa.Table | None, slow: pa.Table | None, lines: list[int], header: dict[str, Any]) -> pa.Table:
+def _merge(quick: pa.Table | None, slow: pa.Table | None, lines: np.ndarray, header: dict[str, Any]) -> pa.Table:
     """Both readers' rows by step; `lines` are their places in the log: the last writing of a step is kept."""
     parts = [quick.drop_columns("time")] if quick is not None else []
     parts += [slow] if slow is not None else []

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-STEP_STARTS = (b'{"type":"step"', b'{"type": "step"')
+_STEP_STARTS = tuple(np.frombuffer(start, np.uint8) for start in (b'{"type":"step"', b'{"type": "step"'))
 _ENVELOPE = ["type", "time", "step", "metrics"]
 _TAIL = b"}}\n"
-_COMMA, _NEWLINE, _MINUS, _ZERO, _NINE = b",\n-09"
+_COMMA, _MINUS, _ZERO, _NINE = b",-09"
 _SHAPES = 16  # a log has a few shapes (with and without a held-out evaluation); beyond this it is an odd one
 _CHUNK = 20_000  # lines at a time: offsets are 32 bits wide
 
@@ -31,68 +32,115 @@ class _Shape:
     gaps: tuple[bytes, ...]
 
 
-def read_fast(lines: list[bytes], reserved: tuple[str, ...]) -> tuple[pa.Table | None, list[int]]:
+def line_bounds(data: bytes) -> np.ndarray:
+    """(n, 2) offsets of the lines of `data` that end with a newline: the first byte, and the one after the newline."""
+    bounds = [0]
+    while end := data.find(b"\n", bounds[-1]) + 1:  # much faster than comparing byte by byte: lines are long
+        bounds.append(end)
+    places = np.array(bounds)
+    return np.column_stack([places[:-1], places[1:]])
+
+
+def read_fast(data: bytes, bounds: np.ndarray, reserved: tuple[str, ...]) -> tuple[pa.Table | None, np.ndarray]:
     """Columns time, step and the metrics of the step lines that could be read, and those lines' indices.
 
-    `reserved` are metric names that must not be used as columns; lines with one of them are not read here.
+    `bounds` are the `line_bounds` of `data`. `reserved` are metric names that must not be used as columns; lines
+    with one of them are not read here.
     """
-    waiting = [index for index, line in enumerate(lines) if line.startswith(STEP_STARTS)]
+    waiting = _step_lines(data, bounds)
     tables: list[pa.Table] = []
-    read: list[int] = []
+    read: list[np.ndarray] = []
     patience = _SHAPES
-    while waiting and patience:
+    while len(waiting) and patience:
         chunk = waiting[:_CHUNK]
-        table, fits = _read_alike([lines[index] for index in chunk], reserved)
-        done = [index for index, fit in zip(chunk, fits, strict=True) if fit] if table is not None else []
+        table, fits = _read_alike(data, bounds[chunk], reserved)
         if table is not None:
             tables.append(table)
-            read += done
-        patience -= len(done) < len(chunk)
-        gone = {*done, waiting[0]}  # an odd first line is left to the careful reader
-        waiting = [index for index in waiting if index not in gone] if len(done) < len(waiting) else []
+            read.append(chunk[fits])
+        patience -= table is None or not fits.all()
+        left = ~fits if table is not None else np.ones(len(chunk), bool)
+        left[0] = False  # an odd first line is left to the careful reader
+        waiting = np.concatenate([chunk[left], waiting[_CHUNK:]])
     if not tables:
-        return None, []
-    return pa.concat_tables(tables, promote_options="default"), read
+        return None, waiting[:0]
+    return pa.concat_tables(tables, promote_options="default"), np.concatenate(read)
 
 
-def _read_alike(lines: list[bytes], reserved: tuple[str, ...]) -> tuple[pa.Table | None, np.ndarray]:
+def _step_lines(data: bytes, bounds: np.ndarray) -> np.ndarray:
+    """Indices of the lines that begin like a step event."""
+    text = np.frombuffer(data, np.uint8)
+    long_enough = np.flatnonzero(bounds[:, 1] - bounds[:, 0] > max(map(len, _STEP_STARTS)))
+    found = np.zeros(len(long_enough), bool)
+    for start in _STEP_STARTS:
+        found |= (text[bounds[long_enough, :1] + np.arange(len(start))] == start).all(axis=1)
+    return long_enough[found]
+
+
+def _joined(data: bytes, bounds: np.ndarray) -> bytes:
+    """The lines one after the other."""
+    breaks = np.flatnonzero(bounds[1:, 0] != bounds[:-1, 1])
+    starts = bounds[np.concatenate([[0], breaks + 1]), 0].tolist()
+    ends = bounds[np.concatenate([breaks, [len(bounds) - 1]]), 1].tolist()
+    view = memoryview(data)
+    return b"".join([view[start:end] for start, end in zip(starts, ends, strict=True)])
+
+
+def _read_alike(data: bytes, bounds: np.ndarray, reserved: tuple[str, ...]) -> tuple[pa.Table | None, np.ndarray]:
     """The lines shaped like the first one as a table, and which they are."""
-    nothing = np.zeros(len(lines), bool)
-    shape = _shape(lines[0], reserved) if lines else None
+    nothing = np.zeros(len(bounds), bool)
+    shape = _shape(data[bounds[0, 0] : bounds[0, 1] - 1], reserved) if len(bounds) else None
     if shape is None:
         return None, nothing
-    data = b"\n".join(lines) + b"\n"
-    text = np.frombuffer(data, np.uint8)
-    flat = np.flatnonzero((text == _COMMA) | (text == _NEWLINE))
-    fits = np.diff(np.flatnonzero(text[flat] == _NEWLINE), prepend=-1) == len(shape.gaps) + 1
+    mine = _joined(data, bounds)
+    text = np.frombuffer(mine, np.uint8)
+    line_ends = np.cumsum(bounds[:, 1] - bounds[:, 0])
+    line_starts = np.concatenate([[0], line_ends[:-1]])
+    found = np.flatnonzero(text == _COMMA)
+    fits = np.diff(np.searchsorted(found, line_ends), prepend=0) == len(shape.gaps)
     if not fits.all():
-        return _again(lines, fits, reserved)
-    marks = flat.reshape(len(lines), -1)
-    line_starts = np.concatenate([[0], marks[:-1, -1] + 1])
-    starts = marks[:, :-1] + np.array([len(gap) for gap in shape.gaps])
-    ends = np.column_stack([marks[:, 1:-1], marks[:, -1] - len(_TAIL) + 1])
+        return _again(data, bounds, fits, reserved)
+    commas = found.reshape(len(bounds), -1)
+    starts = commas + np.array([len(gap) for gap in shape.gaps])
+    ends = np.column_stack([commas[:, 1:], line_ends - len(_TAIL)])
     first = text[np.minimum(starts, len(text) - 1)]
     fits = ((starts < ends) & ((first == _MINUS) | ((first >= _ZERO) & (first <= _NINE)))).all(axis=1)
-    fits &= marks[:, 0] - line_starts == len(shape.head)
+    fits &= commas[:, 0] - line_starts == len(shape.head)
     if fits.all():
-        gaps, values = _cut(data, starts, ends)
+        gaps, values = _cut(mine, starts, ends)
         wanted = np.frombuffer(shape.head + b"".join(shape.gaps) + _TAIL, np.uint8)
-        fits = (gaps.reshape(len(lines), -1) == wanted).all(axis=1)
+        fits = (gaps.reshape(len(bounds), -1) == wanted).all(axis=1)
     if not fits.all():
-        return _again(lines, fits, reserved)
+        return _again(data, bounds, fits, reserved)
     try:
         numbers = pc.cast(values, pa.float64(), memory_pool=pa.system_memory_pool()).to_numpy().reshape(starts.shape)
     except pa.ArrowInvalid:
         return None, nothing
     if not np.all(np.abs(numbers[:, 1]) < 2**53) or np.any(numbers[:, 1] % 1):
         return None, nothing
-    step = pa.array(numbers[:, 1].astype(np.int64))
-    columns = [pa.array(numbers[:, 0].copy()), step, *map(pa.array, numbers[:, 2:].T.copy())]
-    return pa.table(columns, names=list(shape.names)), fits
+    return _table(numbers, shape.names), fits
 
 
-def _again(lines: list[bytes], fits: np.ndarray, reserved: tuple[str, ...]) -> tuple[pa.Table | None, np.ndarray]:
-    table, inner = _read_alike([line for line, fit in zip(lines, fits, strict=True) if fit], reserved)
+def _table(numbers: np.ndarray, names: tuple[str, ...]) -> pa.Table:
+    """Columns from a matrix (lines, names) whose second column holds the steps."""
+    count = len(numbers)
+    parts = pa.py_buffer(np.ascontiguousarray(numbers.T))
+    columns = [
+        pa.Array.from_buffers(pa.float64(), count, [None, parts.slice(8 * count * place, 8 * count)])
+        for place in range(len(names))
+    ]
+    columns[1] = pa.array(numbers[:, 1].astype(np.int64))
+    return pa.Table.from_arrays(columns, schema=_schema(names))
+
+
+@lru_cache(maxsize=64)
+def _schema(names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([(name, pa.int64() if name == "step" else pa.float64()) for name in names])
+
+
+def _again(
+    data: bytes, bounds: np.ndarray, fits: np.ndarray, reserved: tuple[str, ...]
+) -> tuple[pa.Table | None, np.ndarray]:
+    table, inner = _read_alike(data, bounds[fits], reserved)
     out = fits.copy()
     out[fits] = inner
     return table, out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ import pandas as pd
 import pyarrow as pa
 
 from analysis.cache import Stamp, read_cache, stamp, write_cache
-from analysis.eventlog import RunLog, read_log
+from analysis.eventlog import RunLog
+from analysis.readers import read_logs
 from analysis.records import RUN_COLUMNS, Record, gradient_steps, make_record, notes_about, order_records
 from reasonrl.errors import AnalysisError
 
@@ -180,7 +180,7 @@ def _planned(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def _read_logs(
     path: Path, folders: dict[str, Path], cache: bool, notes: list[str]
 ) -> tuple[dict[str, RunLog], dict[str, Stamp]]:
-    """Take what the cache has and parse the rest, several logs at a time.
+    """Take what the cache has and parse the rest.
 
     Also gives the stamps with which the cache is to be written again ({} when nothing is new).
     """
@@ -192,21 +192,14 @@ def _read_logs(
             notes.append(f"run {key}: events.jsonl cannot be read ({error.strerror}).")
     logs = read_cache(path / "cache", stamps) if cache else {}
     fresh = [key for key in stamps if key not in logs]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for key, log in zip(fresh, pool.map(lambda key: _try_read(folders[key]), fresh), strict=True):
-            if isinstance(log, OSError):
-                notes.append(f"run {key}: events.jsonl cannot be read ({log.strerror}).")
-                del stamps[key]
-            else:
-                logs[key] = log
+    paths = [folders[key] / "events.jsonl" for key in fresh]
+    for key, log in zip(fresh, read_logs(paths, sum(stamps[key][0] for key in fresh)), strict=True):
+        if isinstance(log, OSError):
+            notes.append(f"run {key}: events.jsonl cannot be read ({log.strerror}).")
+            del stamps[key]
+        else:
+            logs[key] = log
     return {key: logs[key] for key in stamps}, stamps if fresh and logs else {}
-
-
-def _try_read(folder: Path) -> RunLog | OSError:
-    try:
-        return read_log(folder / "events.jsonl")
-    except OSError as error:
-        return error
 
 
 def _run_columns(records: list[Record]) -> list[str]:
@@ -230,7 +223,7 @@ def _frame(parts: list[tuple[Record, RunLog, pa.Table]]) -> pd.DataFrame:
         "gradient_step": pa.array(np.concatenate(updates), pa.float64()),
     }
     metrics = {name: table.column(name) for name in table.column_names if name != "step"}
-    return pa.table(identity | metrics).to_pandas(split_blocks=True)
+    return pa.table(identity | metrics).to_pandas()
 
 
 def _repeat(values: list[str], counts: list[int]) -> pa.Array:

@@ -94,8 +94,8 @@ def make_record(
 def gradient_steps(log: RunLog, steps: np.ndarray, updates: float) -> np.ndarray:
     """Optimizer updates by the end of each rollout step in `steps`: as recorded, else steps x `updates`."""
     counted = steps * updates
-    if "optim/gradient_steps" in log.steps.column_names and log.steps.num_rows:
-        recorded = log.steps.column("optim/gradient_steps").to_numpy()
+    recorded = _column(log.steps, "optim/gradient_steps")
+    if len(recorded):
         place = np.searchsorted(log.steps.column("step").to_numpy(), steps, side="right") - 1
         found = np.where(place >= 0, recorded[place], 0.0)
         counted = np.where(np.isfinite(found), found, counted)
@@ -106,10 +106,10 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as {dotted key: value}; lists become JSON text, so that every value can be compared."""
     out: dict[str, Any] = {}
     for name, value in config.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, dict) and value:
             out |= flatten(value, f"{prefix}{name}.")
         else:
-            out[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list | Mapping) else value
+            out[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list | dict) else value
     return out
 
 
@@ -214,9 +214,10 @@ def _last_numbers(log: RunLog | None) -> dict[str, Any]:
 
 
 def _column(table: pa.Table, name: str, last: int = 0) -> np.ndarray:
-    if name not in table.column_names:
+    place = table.schema.get_field_index(name)
+    if place < 0:
         return np.array([])
-    column = table.column(name)
+    column = table.column(place)
     return column.slice(max(0, len(column) - last) if last else 0).to_numpy()
 
 

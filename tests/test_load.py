@@ -13,10 +13,11 @@ import pandas as pd
 import pytest
 from make_results import FAULTS, events, make_results
 
-from analysis import load
+from analysis import load, readers
 from analysis.compare import arm_runs, compare, compare_problems
 from analysis.eventlog import parse_log, read_log
 from analysis.load import find
+from analysis.readers import read_logs
 from analysis.records import RUN_COLUMNS
 from analysis.tables import make_tables
 from analysis.verdict import verdict
@@ -254,8 +255,7 @@ def test_the_cache_gives_the_same_tables_and_only_changed_logs_are_parsed_again(
     first = load(folder, cache=False)
     load(folder)
     parsed = []
-    module = sys.modules["analysis.load"]  # as an attribute of the package the name is the function
-    monkeypatch.setattr(module, "read_log", lambda path: parsed.append(path) or read_log(path))
+    monkeypatch.setattr(readers, "read_log", lambda path: parsed.append(path) or read_log(path))
     second = load(folder)
     assert parsed == []
     for name in TABLES:
@@ -412,3 +412,23 @@ def test_mutilated_logs_and_plans_never_raise(tmp_path, seed):
     for table in make_tables(results, comparisons, compare_problems(results, np.random.default_rng(0))):
         assert table.to_markdown() and table.to_latex() and table.to_csv()
     assert list(results.samples().columns[:4]) == ["key", "arm", "seed", "step"]
+
+
+def test_logs_read_by_several_processes_are_those_read_by_one(tmp_path):
+    folder = make_results(tmp_path / "demo", faults={("symmetric", 0): "unfinished", ("clip_higher", 2): "damaged"})
+    paths = sorted(folder.glob("runs/*/events.jsonl"))
+    paths.insert(1, tmp_path / "gone.jsonl")
+    alone, shared = read_logs(paths, 0, processes=1), read_logs(paths, 0, processes=3)
+    assert isinstance(alone[1], FileNotFoundError) and isinstance(shared[1], FileNotFoundError)
+    for mine, theirs in zip(alone[:1] + alone[2:], shared[:1] + shared[2:], strict=True):
+        assert mine.header == theirs.header
+        pd.testing.assert_frame_equal(mine.steps.to_pandas(), theirs.steps.to_pandas(), check_exact=True)
+        pd.testing.assert_frame_equal(mine.evals.to_pandas(), theirs.evals.to_pandas(), check_exact=True)
+
+
+def test_what_a_reading_process_could_not_do_is_read_here(tmp_path, monkeypatch):
+    folder = make_results(tmp_path / "demo")
+    paths = sorted(folder.glob("runs/*/events.jsonl"))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    logs = read_logs(paths, 0, processes=2)
+    assert [log.steps.num_rows for log in logs] == [read_log(path).steps.num_rows for path in paths]
