@@ -32,11 +32,21 @@ def completion_logprobs(
     hidden = (_hidden_shared if policy.shares_prompts else _hidden_whole)(policy, prompts, owner_B, ids)
     logits_NV = policy.head(hidden[mask])
     temperature = completions.temperature_BT[rows_B, :width].to(device)[mask]
-    if completions.keep_BTV is not None:
-        keep = completions.keep_BTV[rows_B, :width].to(device)[mask]
-        logits_NV = logits_NV.masked_fill(~keep, -torch.inf)
+    if completions.kept is not None:
+        logits_NV = logits_NV.masked_fill(~_kept(completions, rows_B, logits_NV), -torch.inf)
     chosen, entropy = logprob_and_entropy(logits_NV, ids[mask], temperature, with_entropy)
     return _scatter(chosen, mask), None if entropy is None else _scatter(entropy, mask)
+
+
+def _kept(completions: Completions, rows_B: torch.Tensor, logits_NV: torch.Tensor) -> torch.Tensor:
+    """The tokens (N, V) that the sampler's filter left in, at the valid positions of some rows, row after row."""
+    assert completions.kept is not None
+    counts, ids = zip(*(completions.kept[row] for row in rows_B.tolist()), strict=True)
+    sizes = torch.cat(counts)
+    place = torch.arange(len(sizes)).repeat_interleave(sizes)
+    keep = torch.zeros_like(logits_NV, dtype=torch.bool)
+    keep[place.to(keep.device), torch.cat(ids).long().to(keep.device)] = True
+    return keep
 
 
 def _hidden_shared(

@@ -43,6 +43,8 @@ class Completions:
 
     ids_BT, mask_BT (1 up to and including the first EOS), logprobs_BT (nats, of the sampling distribution),
     entropy_BT (nats, of the untempered distribution), temperature_BT, finish: one of FINISH_REASONS per row.
+    kept: per row, how many tokens the top-p / top-k filter left in at each position (length,) and which, one position
+    after the other (int32); None where no filter was used.
     """
 
     ids_BT: torch.Tensor
@@ -51,7 +53,7 @@ class Completions:
     entropy_BT: torch.Tensor
     temperature_BT: torch.Tensor
     finish: list[str]
-    keep_BTV: torch.Tensor | None = None  # the top-p / top-k filter of each token, where one was used
+    kept: list[tuple[torch.Tensor, torch.Tensor]] | None = None
 
     @property
     def lengths_B(self) -> torch.Tensor:

@@ -197,13 +197,17 @@ def replayed(policy, prompts, out):
 def test_filtered_sampling_is_replayed_exactly_in_the_log_probs(policy):
     config = replace(PLAIN, top_p=0.6, top_k=5, temperature=1.3, replay_filter=True)
     prompts, out = sample(policy, config)
-    assert out.keep_BTV.shape == (*out.ids_BT.shape, len(policy.tokenizer))
-    valid = out.mask_BT.bool()
-    assert out.keep_BTV[valid].gather(-1, out.ids_BT[valid].unsqueeze(-1)).all()
-    assert out.keep_BTV[valid].sum(-1).max() <= 5
+    for row, (counts, ids) in enumerate(out.kept):
+        mine = out.ids_BT[row][out.mask_BT[row].bool()].tolist()
+        assert len(counts) == len(mine) and counts.max() <= 5
+        assert all(token in left for token, left in zip(mine, ids.split(counts.tolist()), strict=True))
     assert torch.allclose(replayed(policy, prompts, out), out.logprobs_BT, atol=2e-5)
+    some = torch.tensor([3, 0, 5])
+    with torch.no_grad():
+        part, _ = completion_logprobs(policy, prompts, some // GROUP, out, some)
+    assert torch.allclose(part, out.logprobs_BT[some, : part.shape[1]], atol=2e-5)
     # without the filter the same tokens are less likely: training on those numbers would be off-policy
-    assert (replayed(policy, prompts, replace(out, keep_BTV=None)) < out.logprobs_BT - 0.05)[valid].any()
+    assert (replayed(policy, prompts, replace(out, kept=None)) < out.logprobs_BT - 0.05)[out.mask_BT.bool()].any()
 
 
 def test_two_temperatures_follow_the_untempered_entropy_and_reach_every_log_prob(policy):

@@ -96,7 +96,6 @@ def select(completions: Completions, rows: slice) -> Completions:
     """Return the completions of some rows, cut at their own longest one."""
     mask = completions.mask_BT[rows]
     width = max(int(mask.sum(-1).max()), 1)
-    keep = completions.keep_BTV
     return Completions(
         completions.ids_BT[rows, :width],
         mask[:, :width],
@@ -104,7 +103,7 @@ def select(completions: Completions, rows: slice) -> Completions:
         completions.entropy_BT[rows, :width],
         completions.temperature_BT[rows, :width],
         completions.finish[rows],
-        None if keep is None else keep[rows, :width],
+        None if completions.kept is None else completions.kept[rows],
     )
 
 
@@ -117,9 +116,7 @@ def join(groups: list[Group], pad_id: int) -> Rollouts:
         tensors = [getattr(part, name) for part in parts]
         return torch.cat([torch.nn.functional.pad(t, (0, width - t.shape[1]), value=fill) for t in tensors])
 
-    filters = [part.keep_BTV for part in parts if part.keep_BTV is not None]
-    wide = [torch.nn.functional.pad(keep, (0, 0, 0, width - keep.shape[1]), value=True) for keep in filters]
-    keep = torch.cat(wide) if wide else None
+    kept = [row for part in parts for row in part.kept or []]
     completions = Completions(
         stack("ids_BT", pad_id),
         stack("mask_BT", 0),
@@ -127,7 +124,7 @@ def join(groups: list[Group], pad_id: int) -> Rollouts:
         stack("entropy_BT", 0.0),
         stack("temperature_BT", 1.0),
         [reason for part in parts for reason in part.finish],
-        keep,
+        kept or None,
     )
     return Rollouts(
         problems=[group.problem for group in groups],

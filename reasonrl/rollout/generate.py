@@ -119,7 +119,7 @@ class _Buffers:
         self.entropy = torch.zeros((num_rows, limit), device=device)
         self.temperature = torch.ones((num_rows, limit), device=device)
         self.stopped = torch.zeros(num_rows, dtype=torch.bool, device=device)
-        self.keep: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.kept: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # rows, counts, ids of each position
 
     def choose(
         self,
@@ -140,7 +140,8 @@ class _Buffers:
             if filtered:
                 keep = keep_filter(scaled, config.top_p, config.top_k)
                 scaled = scaled.masked_fill(~keep, -torch.inf)
-                self.keep.append((rows[live], keep[live]))
+                left_in = keep[live]
+                self.kept.append((rows[live].cpu(), left_in.sum(-1).cpu(), left_in.nonzero()[:, 1].int().cpu()))
             logp = torch.log_softmax(scaled, -1)
         ids = draw(logp.exp(), uniforms_N)
         here = rows[live]
@@ -158,13 +159,15 @@ class _Buffers:
         # cloned: tensors made in inference mode may not be saved for backward
         ids, mask, logprobs, entropy, temperature = (tensor[:, :used].cpu().clone() for tensor in tensors)
         finish = ["stop" if stopped else "length" for stopped in self.stopped.tolist()]
-        keep = self._keep(len(finish), used)
-        return Completions(ids, mask, logprobs, entropy, temperature, finish, keep)
+        return Completions(ids, mask, logprobs, entropy, temperature, finish, self._kept_by_row(len(finish)))
 
-    def _keep(self, num_rows: int, used: int) -> torch.Tensor | None:
-        if not self.keep:
+    def _kept_by_row(self, num_rows: int) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
+        if not self.kept:
             return None
-        whole = torch.ones((num_rows, used, self.keep[0][1].shape[-1]), dtype=torch.bool)
-        for t, (rows, keep) in enumerate(self.keep[:used]):
-            whole[rows.cpu(), t] = keep.cpu()
-        return whole
+        counts: list[list[int]] = [[] for _ in range(num_rows)]
+        ids: list[list[torch.Tensor]] = [[] for _ in range(num_rows)]
+        for rows, sizes, left_in in self.kept:
+            for row, size, part in zip(rows.tolist(), sizes.tolist(), left_in.split(sizes.tolist()), strict=True):
+                counts[row].append(size)
+                ids[row].append(part)
+        return [(torch.tensor(sizes), torch.cat(parts)) for sizes, parts in zip(counts, ids, strict=True)]
