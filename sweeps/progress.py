@@ -49,6 +49,10 @@ class Progress:
         self.line(f"sweep {self._plan.name}: {what}{left}; slots: {slots}; results in {self._plan.directory}")
         for warning in self._plan.warnings:
             self.line(f"warning: {warning}")
+        if missing := unbuilt_models(spec.config for spec in self._plan.runs or [self._plan.typical_run()]):
+            self.line(
+                f"first, once: the built-in base model is taught ({missing} to make, a minute or so each) and kept"
+            )
         if self.console.is_terminal:
             from rich.live import Live
 
@@ -160,6 +164,16 @@ def describe_running(run: RunState) -> str:
     cells = dict(zip(COLUMNS, row_of(run), strict=True))
     shown = [f"{name} {cells[name]}" for name in ("reward", "entropy", "tok/s", "ETA", "alerts") if cells[name]]
     return f"{run.spec.name} [{run.key}] step {cells['step']}: {', '.join(shown)}"
+
+
+def unbuilt_models(configs: Iterable[Mapping[str, Any]]) -> int:
+    """How many built-in base models these configurations need that are not in the user's cache yet."""
+    from reasonrl.models import ModelConfig
+    from reasonrl.models.tiny import base_folder, base_recipe
+
+    tiny = [config for config in configs if config.get("model", {}).get("kind") == "tiny" and "task" in config]
+    recipes = [base_recipe(ModelConfig(**config["model"]), config["task"]["operands"]) for config in tiny]
+    return sum(not folder.is_dir() for folder in {base_folder(recipe) for recipe in recipes})
 
 
 def describe_end(run: RunState) -> str:

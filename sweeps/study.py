@@ -125,7 +125,7 @@ class Study:
         kind = settings.get("pruner", "none") if searching else "none"
         by_metric: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
         if kind != "none":
-            typical = plan.runs[0] if plan.runs else plan.make_run({}, plan.seeds[0])
+            typical = plan.typical_run()
             first = int(typical.config.get("eval", {}).get("every") or 1)
             by_metric = metric_pruner(kind, int(settings.get("startup_trials", 5)), typical.steps, first)
         direction: Literal["minimize", "maximize"] = "maximize" if self._maximize else "minimize"

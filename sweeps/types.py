@@ -145,6 +145,10 @@ class Plan:
         """
         return self._composer().make_run(self.name, params, seed, stage, arm, overrides)
 
+    def typical_run(self) -> RunSpec:
+        """The first run, or of a search that has none yet, the base."""
+        return self.runs[0] if self.runs else self.make_run({}, self.seeds[0])
+
     def make_child(self, run: RunSpec, overrides: Sequence[str], step: int) -> RunSpec:
         """A fork of `run` from rollout step `step` with `overrides` on top, under a key of its own."""
         return self._composer().make_child(self.name, run, overrides, step)

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from reasonrl.models import ModelConfig
+from reasonrl.models.tiny import base_folder, base_recipe
 from sweeps import summary
 from sweeps.budget import Budget, forecast_seconds
 from sweeps.configuration import Configuration
 from sweeps.findings import edge_findings
 from sweeps.ledger import read_ledger
-from sweeps.progress import COLUMNS, Progress, alert_codes, describe_end, duration, pick_rows, row_of
+from sweeps.progress import COLUMNS, Progress, alert_codes, describe_end, duration, pick_rows, row_of, unbuilt_models
 from sweeps.runner import run
 from sweeps.schedule import Queue
 from sweeps.state import RunState
@@ -166,3 +168,13 @@ def test_the_pruner_example_runs_and_explains_its_stops(capsys: pytest.CaptureFi
     pruned = [trial for trial in study.trials if trial.state.name == "PRUNED"]
     assert all(trial.user_attrs["code"].startswith("A") and trial.user_attrs["evidence"] for trial in pruned)
     assert "Try " in capsys.readouterr().out
+
+
+def test_built_in_models_that_are_still_to_be_made_are_counted_once_each(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("REASONRL_CACHE", str(tmp_path))
+    task = {"operands": [4, 5]}
+    tiny, hf = {"model": {"kind": "tiny"}, "task": task}, {"model": {"kind": "hf", "path": "x"}, "task": task}
+    other = {"model": {"kind": "tiny", "noise": 0.5}, "task": task}
+    assert unbuilt_models([tiny, tiny, hf, {}]) == 1 and unbuilt_models([tiny, other]) == 2
+    base_folder(base_recipe(ModelConfig(), [4, 5])).mkdir()
+    assert unbuilt_models([tiny, other]) == 1

@@ -59,11 +59,16 @@ def cache_root() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "reasonrl"
 
 
+def base_folder(recipe: dict[str, Any]) -> Path:
+    """Return where the base model of this recipe is kept, once it has been built."""
+    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_root() / f"tiny-{digest}"
+
+
 def base_model_dir(config: ModelConfig, operands: list[int]) -> Path:
     """Return the folder of the base model, building it if it is missing or damaged."""
     recipe = base_recipe(config, operands)
-    digest = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
-    folder = cache_root() / f"tiny-{digest}"
+    folder = base_folder(recipe)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _lock(folder.with_suffix(".lock")):
