@@ -5,6 +5,7 @@ from __future__ import annotations
 from reasonrl.entropy import logprob_and_entropy
 from reasonrl.lazy import torch
 from reasonrl.models.policy import Policy
+from reasonrl.packing import hidden_packed, packed_tokens
 from reasonrl.rollout.cache import prefill, right_pad, select_rows
 from reasonrl.types import Completions
 
@@ -19,18 +20,21 @@ def completion_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return log-probs (B, T) and, if asked for, entropies (B, T) of the completions named by `rows_B`.
 
-    Row i has prompt `prompts[owner_B[i]]`. Each distinct prompt is run once and its keys and values are shared
-    by its rows (their gradients add up), logits are made only at valid completion positions, and positions
-    behind the mask are 0. Logits are divided by the temperature that sampled the token and get its filter, so
-    the ratio to the sampler's log-prob is 1 before the first update.
+    Row i has prompt `prompts[owner_B[i]]`. Each distinct prompt is run once and shared by its rows (their gradients
+    add up): in one packed row where that is short enough, else through its keys and values. Logits are made only
+    at valid completion positions, and positions behind the mask are 0. Logits are divided by the temperature that
+    sampled the token and get its filter, so the ratio to the sampler's log-prob is 1 before the first update.
     """
     lengths = completions.lengths_B[rows_B]
     width = max(int(lengths.max()), 1)  # rows without any token give zeros
     device = policy.device
     ids = completions.ids_BT[rows_B, :width].to(device)
     mask = completions.mask_BT[rows_B, :width].bool().to(device)
-    hidden = (_hidden_shared if policy.shares_prompts else _hidden_whole)(policy, prompts, owner_B, ids)
-    logits_NV = policy.head(hidden[mask])
+    if packed_tokens(prompts, owner_B.tolist(), lengths.tolist()) <= policy.pack_tokens:
+        hidden_N = hidden_packed(policy, prompts, owner_B, ids, mask)
+    else:
+        hidden_N = (_hidden_shared if policy.shares_prompts else _hidden_whole)(policy, prompts, owner_B, ids)[mask]
+    logits_NV = policy.head(hidden_N)
     temperature = completions.temperature_BT[rows_B, :width].to(device)[mask]
     if completions.kept is not None:
         logits_NV = logits_NV.masked_fill(~_kept(completions, rows_B, logits_NV), -torch.inf)

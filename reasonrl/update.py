@@ -16,6 +16,7 @@ from reasonrl.loss import LOSSES, LossConfig, token_weights
 from reasonrl.metrics import Means, quantiles
 from reasonrl.models.policy import Policy
 from reasonrl.optim import Optimizer
+from reasonrl.packing import packed_tokens
 from reasonrl.randomness import stream
 from reasonrl.types import Completions
 
@@ -128,7 +129,9 @@ def _accumulate(
         for name in ("clip/low", "clip/high", "clip/fraction"):
             seen.means.add(name, 0.0, float(batch.loss_mask_BT[rows[~live]].sum()))
     total = 0.0
-    for part in _micro_batches(batch.completions.lengths_B[rows[index]], settings.micro_batch_size):
+    lengths = batch.completions.lengths_B[rows[index]]
+    packed = packed_tokens(batch.prompts, batch.owner_B[rows[index]].tolist(), lengths.tolist()) <= policy.pack_tokens
+    for part in _micro_batches(lengths, settings.micro_batch_size, packed):
         chosen = index[part]
         extra = [None if mask is None else mask[chosen] for mask in (cov_cut, cov_penalty)]
         loss = _micro_loss(policy, batch, rows[chosen], weights[chosen], extra, settings, seen)
@@ -141,8 +144,11 @@ def _accumulate(
         seen.means.add("shift/first_ratio_error", float(errors.sum()), len(errors))
 
 
-def _micro_batches(lengths: torch.Tensor, size: int | None) -> Iterator[torch.Tensor]:
-    """Yield positions sorted by length, in parts of `size` rows, or in two length buckets when that saves padding."""
+def _micro_batches(lengths: torch.Tensor, size: int | None, packed: bool) -> Iterator[torch.Tensor]:
+    """Yield positions sorted by length, in parts of `size` rows, or in two length buckets when that saves padding.
+
+    `packed` rows have no padding.
+    """
     count = len(lengths)
     if count == 0:
         return
@@ -153,7 +159,8 @@ def _micro_batches(lengths: torch.Tensor, size: int | None) -> Iterator[torch.Te
     longest, middle = int(lengths[order[0]]), int(lengths[order[count // 2]])
     # the second bucket has `middle` tokens a row instead of `longest`; below a fifth it does not pay for the call
     saves = (longest - middle) / (2 * longest) > 0.2
-    yield from order.tensor_split(LENGTH_BUCKETS) if saves and count >= 2 * LENGTH_BUCKETS else (order,)
+    split = saves and not packed and count >= 2 * LENGTH_BUCKETS
+    yield from order.tensor_split(LENGTH_BUCKETS) if split else (order,)
 
 
 def _covariance_masks(

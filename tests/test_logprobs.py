@@ -39,10 +39,17 @@ def gradient_of(policy, loss):
     return torch.cat([p.grad.flatten() for p in policy.trainable()])
 
 
-@pytest.mark.parametrize("shares", [True, False])
+PATHS = {
+    "packed": {"pack_tokens": 1000},
+    "shared": {"pack_tokens": 0},
+    "whole": {"pack_tokens": 0, "shares_prompts": False},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_both_paths_equal_the_slow_full_forward_in_value_and_gradient(policy, shares, temperature):
-    policy.shares_prompts = shares
+def test_every_path_equals_the_slow_full_forward_in_value_and_gradient(policy, path, temperature):
+    policy = replace(policy, **PATHS[path])
     prompts, done = sampled(policy, temperature=temperature)
     rows = torch.tensor([0, 3, 7, 8, 14])  # two rows of one prompt, and rows of the others
     weight = torch.linspace(-1, 2, 5)
@@ -73,6 +80,7 @@ def test_entropy_of_the_same_pass_equals_the_samplers(policy):
 
 
 def test_gradient_checkpointing_takes_the_path_without_a_cache(policy):
+    policy.pack_tokens = 0
     prompts, done = sampled(policy)
     rows = torch.arange(15)
     plain = gradient_of(policy, completion_logprobs(policy, prompts, OWNER, done, rows)[0].sum())
@@ -91,8 +99,10 @@ def test_prompt_is_run_once_for_all_rows_of_its_group(policy):
         return inner(**kwargs)
 
     with torch.no_grad():
-        completion_logprobs(replace(policy, body=spy), prompts, OWNER, done, torch.arange(15))
-    assert shapes == [(3, max(map(len, prompts))), (15, int(done.lengths_B.max()) - 1)]
+        completion_logprobs(replace(policy, body=spy, pack_tokens=1000), prompts, OWNER, done, torch.arange(15))
+        completion_logprobs(replace(policy, body=spy, pack_tokens=0), prompts, OWNER, done, torch.arange(15))
+    whole = sum(map(len, prompts)) + int((done.lengths_B - 1).sum())
+    assert shapes == [(1, whole), (3, max(map(len, prompts))), (15, int(done.lengths_B.max()) - 1)]
 
 
 def test_logits_are_made_at_valid_completion_tokens_only(policy):
@@ -114,9 +124,8 @@ def test_rows_of_length_one_and_zero_work(policy):
     eos = policy.eos_ids[0]
     zeros = torch.zeros(3, 1)
     done = Completions(torch.full((3, 1), eos), torch.tensor([[1], [0], [1]]), zeros, zeros, zeros + 1, ["stop"] * 3)
-    for shares in (True, False):
-        policy.shares_prompts = shares
-        found, _ = completion_logprobs(policy, prompts, torch.arange(3), done, torch.arange(3))
+    for fields in PATHS.values():
+        found, _ = completion_logprobs(replace(policy, **fields), prompts, torch.arange(3), done, torch.arange(3))
         expected = [full_forward_logprobs(policy, prompts[row], [eos]).item() for row in (0, 2)]
         assert found.squeeze(-1).tolist() == pytest.approx([expected[0], 0.0, expected[1]], abs=2e-5)
     nothing = replace(done, mask_BT=torch.zeros(3, 1, dtype=torch.long))

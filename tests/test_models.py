@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 RECURRENT = {"mamba", "mamba2", "qwen3_next_linear", "lfm2_conv", "recurrent_gemma"}
 CACHED = sorted(set(FAMILIES) - RECURRENT)
+UNPACKED = RECURRENT | {"gemma2_softcap", "gemma3", "mistral_sliding", "bloom_alibi", "falcon_alibi"}  # windows, ALiBi
 
 
 def save_tokenizer(folder: Path, **special: Any) -> None:
@@ -192,7 +194,7 @@ def test_tokens_are_those_of_sampling_without_a_cache(load, family):
 
 @pytest.mark.parametrize("family", CACHED)
 def test_shared_prompts_give_the_gradient_of_whole_rows(load, family):
-    policy = load(family)
+    policy = replace(load(family), pack_tokens=0)
     assert policy.shares_prompts
     done = sample(policy)
     rows = torch.tensor([0, 1, 5, 9, 10])
@@ -201,6 +203,22 @@ def test_shared_prompts_give_the_gradient_of_whole_rows(load, family):
     slow = sum(w * slow_logprobs(policy, done, row).sum() for w, row in zip(weight, rows.tolist(), strict=True))
     plain = gradient(policy, slow)
     assert (shared - plain).norm() < 1e-4 * plain.norm()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_are_packed_into_one_where_the_model_obeys_a_mask_and_nothing_changes(load, family):
+    policy = load(family)
+    assert bool(policy.pack_tokens) == (family not in UNPACKED)
+    policy = replace(policy, pack_tokens=1000 * bool(policy.pack_tokens))
+    done = sample(policy, temperature=0.8)
+    rows = torch.tensor([0, 1, 5, 9, 10])
+    weight = torch.linspace(-1, 2, len(rows))
+    packed, _ = completion_logprobs(policy, PROMPTS, OWNER[rows], done, rows)
+    slow = [slow_logprobs(policy, done, row) for row in rows.tolist()]
+    for mine, theirs in zip(packed, slow, strict=True):
+        assert mine[: len(theirs)].tolist() == pytest.approx(theirs.tolist(), abs=1e-4)
+    plain = gradient(policy, sum(w * one.sum() for w, one in zip(weight, slow, strict=True)))
+    assert (gradient(policy, (packed.sum(-1) * weight).sum()) - plain).norm() < 1e-4 * plain.norm()
 
 
 @pytest.mark.parametrize("family", sorted(RECURRENT))

@@ -106,7 +106,7 @@ def test_rows_without_advantage_are_left_out_exactly(policy):
         rows_seen.append(kwargs["input_ids"].shape[0])
         return inner(**kwargs)
 
-    found, metrics = gradients(replace(policy, body=spy), batch, settings)
+    found, metrics = gradients(replace(policy, body=spy, pack_tokens=0), batch, settings)
     assert max(rows_seen) == PROMPTS * GROUP - GROUP - 1
     assert near(found[0], slow_gradient(policy, batch, settings, weights_by_hand(batch, "token_mean")))
     assert metrics["loss/denominator"] == float(batch.loss_mask_BT.sum())
@@ -195,7 +195,7 @@ def test_minibatches_are_whole_prompts_each_once_per_epoch(policy):
         return inner(**kwargs)
 
     settings = make_settings(minibatches=4, inner_epochs=3, micro_batch_size=GROUP)
-    found, metrics = gradients(replace(policy, body=spy), batch, settings)
+    found, metrics = gradients(replace(policy, body=spy, pack_tokens=0), batch, settings)
     assert len(found) == 12
     assert set(seen) == {1, GROUP}  # a prompt, then its group
     assert metrics["optim/updates"] == 12.0

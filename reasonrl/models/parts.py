@@ -29,6 +29,7 @@ class Parts:
     head: Any
     cache: str | None
     takes_positions: bool  # ALiBi and recurrent models do not
+    packs: bool  # several rows can be run as one, under a mask
 
 
 def take_apart(model: Any) -> Parts:
@@ -37,7 +38,9 @@ def take_apart(model: Any) -> Parts:
     with torch.no_grad():
         body, head, hidden = _split(inner)
         parameters = inspect.signature((inner if isinstance(body, WholeModel) else body).forward).parameters
-        return Parts(body, head, _cache_argument(inner, body, hidden, list(parameters)), "position_ids" in parameters)
+        takes_positions = "position_ids" in parameters
+        cache = _cache_argument(inner, body, hidden, list(parameters))
+        return Parts(body, head, cache, takes_positions, takes_positions and _packs(inner, body))
 
 
 def _split(inner: Any) -> tuple[Any, Any, torch.Tensor]:
@@ -161,6 +164,41 @@ def _cache_argument(inner: Any, body: Any, hidden: torch.Tensor, parameters: lis
     same = (pieces - hidden[:, -1]).norm() < 0.05 * hidden[:, -1].float().norm()
     full = [_holds_keys(layer) and layer.get_seq_length() == PROBE_TOKENS for layer in cache.layers]
     return name if same and full and all(full) else None
+
+
+def packed_mask(segment_N: torch.Tensor, root_N: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Additive mask (1, 1, N, N): a token sees what stands before it in its own segment and in its prompt's."""
+    seen = (segment_N.unsqueeze(1) == segment_N) | (root_N.unsqueeze(1) == segment_N)
+    mask = torch.zeros(seen.shape, dtype=dtype, device=seen.device)
+    return mask.masked_fill(~seen.tril(), torch.finfo(dtype).min)[None, None]
+
+
+def _packs(inner: Any, body: Any) -> bool:
+    """Return whether the model obeys a mask between tokens: only in that case can rows be packed into one.
+
+    Proved on the probe: its last token, hidden from the one before it, must come out as if that were not there; and
+    must not without the mask, or the proof would say nothing.
+    """
+    config = inner.config
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or (getattr(config, "sliding_window", None) and not hasattr(config, "layer_types")):
+        return False
+    if config._attn_implementation not in ("sdpa", "eager"):
+        return False
+    ids = _probe(inner)
+    last = PROBE_TOKENS - 1
+    positions = torch.arange(PROBE_TOKENS, device=ids.device).unsqueeze(0)
+    branched = positions.clamp(max=last - 1)
+    segment = torch.tensor([0] * (last - 1) + [1, 2], device=ids.device)
+    mask = packed_mask(segment, torch.zeros_like(segment), next(inner.parameters()).dtype)
+    try:
+        packed = body(input_ids=ids, attention_mask=mask, position_ids=branched, use_cache=False)[0][0, -1].float()
+    except (TypeError, ValueError, RuntimeError, IndexError):
+        return False
+    without = torch.cat([ids[:, : last - 1], ids[:, -1:]], 1)
+    alone = body(input_ids=without, position_ids=positions[:, :last], use_cache=False)[0][0, -1].float()
+    mixed = body(input_ids=ids, position_ids=branched, use_cache=False)[0][0, -1].float()
+    return bool((packed - alone).norm() * 10 < (mixed - alone).norm())
 
 
 def new_cache(inner: Any) -> Any:

@@ -17,6 +17,8 @@ from reasonrl.models import ModelConfig
 from reasonrl.models.parts import checkpoint_layers, inner_model, take_apart
 from reasonrl.types import Problem
 
+PACK_WIDTHS = 2  # times the hidden size: attention then costs at most a third of the matrix products
+
 
 @dataclass
 class Policy:
@@ -40,6 +42,7 @@ class Policy:
     chat: bool = False
     takes_positions: bool = True
     shares_prompts: bool = True  # a cache can be kept while training (not with gradient checkpointing)
+    pack_tokens: int = 0  # rows are packed into one up to so many tokens (reasonrl/packing.py)
     checkpointed: tuple[Any, ...] = ()  # layers that recompute their activations in backward
 
     def encode(self, problem: Problem) -> list[int]:
@@ -225,6 +228,7 @@ def wrap(model: Any, tokenizer: Any, device: torch.device, name: str) -> Policy:
         chat=tokenizer.chat_template is not None,
         takes_positions=parts.takes_positions,
         shares_prompts=parts.cache is not None,
+        pack_tokens=PACK_WIDTHS * getattr(inner_model(model).config, "hidden_size", 0) if parts.packs else 0,
     )
 
 
