@@ -15,7 +15,8 @@ import pytest
 from reasonrl.errors import EngineError
 from sweeps import summary
 from sweeps.engines import ray as module
-from sweeps.engines.ray import Node, RayEngine, describe_loss, lay_out_cluster, node_about
+from sweeps.engines.ray import RayEngine, describe_loss, node_about
+from sweeps.engines.ray_layout import Node, lay_out_cluster
 from sweeps.failures import describe_exit
 from sweeps.ledger import read_ledger
 from sweeps.runner import run
