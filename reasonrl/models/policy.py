@@ -18,6 +18,7 @@ from reasonrl.models.parts import checkpoint_layers, inner_model, take_apart
 from reasonrl.types import Problem
 
 PACK_WIDTHS = 2  # times the hidden size: attention then costs at most a third of the matrix products
+PACK_MOST = 8192  # tokens; the mask between them takes 128 MB in bfloat16
 
 
 @dataclass
@@ -228,7 +229,7 @@ def wrap(model: Any, tokenizer: Any, device: torch.device, name: str) -> Policy:
         chat=tokenizer.chat_template is not None,
         takes_positions=parts.takes_positions,
         shares_prompts=parts.cache is not None,
-        pack_tokens=PACK_WIDTHS * getattr(inner_model(model).config, "hidden_size", 0) if parts.packs else 0,
+        pack_tokens=min(PACK_MOST, PACK_WIDTHS * inner_model(model).config.hidden_size) if parts.packs else 0,
     )
 
 
