@@ -101,15 +101,28 @@ def count_damaged(path: Path) -> int:
     return sum(event is None for event in _parse_lines(path))
 
 
+def read_from(path: Path, offset: int) -> tuple[list[Event], int]:
+    """(the readable events behind byte `offset`, where to go on from); a line that is still being written waits."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        lines = file.read()
+    lines = lines[: lines.rfind(b"\n") + 1]
+    found = [_parse(line) for line in lines.splitlines(keepends=True) if line.strip()]
+    return [event for event in found if event is not None], offset + len(lines)
+
+
 def _parse_lines(path: Path) -> Iterator[Event | None]:
     with path.open("rb") as file:
         for line in file:
-            if not line.strip():
-                continue
-            try:
-                event = json.loads(line)
-            except ValueError:
-                yield None
-                continue
-            whole = line.endswith(b"\n") and isinstance(event, dict) and "type" in event
-            yield _decode_metrics(event) if whole else None
+            if line.strip():
+                yield _parse(line)
+
+
+def _parse(line: bytes) -> Event | None:
+    """The event in one line, None for a torn or damaged one."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    whole = line.endswith(b"\n") and isinstance(event, dict) and "type" in event
+    return _decode_metrics(event) if whole else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,18 @@ from sweeps.types import Plan, RunSpec
 
 
 class Book:
-    """The runs of a plan by key, their configurations, and forks by parent."""
+    """The runs of a plan by key, their configurations, and forks by parent.
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    `met` is called with each run met for the first time. `names` are keys of runs that others began. `writing` tells
+    whether the log of a run that ended may be written to now, and keeps others away meanwhile.
+    """
+
+    def __init__(self, plan: Plan, met: Callable[[RunState], None] = lambda run: None) -> None:
+        self.plan, self._met = plan, met
+        self.writing: Callable[[RunState], AbstractContextManager[bool]] = lambda run: nullcontext(True)
         self.metric = str(plan.study.get("metric", "eval/accuracy"))
         self._max_retries = int(plan.engine.get("max_retries", 2))
+        self.names: frozenset[str] = frozenset()
         self.runs: dict[str, RunState] = {}
         self.configurations: list[Configuration] = []
         self._of_run: dict[str, list[Configuration]] = {}
@@ -34,6 +41,7 @@ class Book:
         """The run's state, read from its event log the first time its key is met."""
         if spec.key not in self.runs:
             self.runs[spec.key] = self._read(spec)
+            self._met(self.runs[spec.key])
         return self.runs[spec.key]
 
     def refresh(self, run: RunState) -> None:
@@ -55,6 +63,18 @@ class Book:
         for run in configuration.runs:
             self._of_run.setdefault(run.key, []).append(configuration)
         return configuration
+
+    def specs(self) -> list[RunSpec]:
+        """The specs of all runs in the folder."""
+        return list(read_specs(self.plan.directory, self.names).values())
+
+    def forget_configurations(self) -> None:
+        """Keep the runs; what they are replicates of is for another coordinator to know now."""
+        self.configurations, self._of_run = [], {}
+
+    def forget_waiting(self) -> None:
+        """Keep the runs that began, and forks."""
+        self.runs = {key: run for key, run in self.runs.items() if run.status != "waiting" or run.spec.parent}
 
     def add_replicate(self, configuration: Configuration, spec: RunSpec) -> RunState:
         """Add one seed's run to a configuration."""
@@ -78,7 +98,7 @@ class Book:
 
     def add_forks(self) -> list[RunState]:
         """Take in the forks that earlier commands made of known runs, and forks of those."""
-        specs = [spec for spec in read_specs(self.plan.directory).values() if spec.parent]
+        specs = [spec for spec in self.specs() if spec.parent]
         found: list[RunState] = []
         while fresh := [spec for spec in specs if spec.parent in self.runs and spec.key not in self.runs]:
             found += [self.add_run(spec) for spec in fresh]
@@ -96,12 +116,23 @@ class Book:
             log.close()
         run.apply(event)
 
-    def abandon(self, configuration: Configuration, run: RunState, why: Mapping[str, Any]) -> dict[str, Any]:
-        """Give up the seeds still missing, for a reason that stands in the log of `run`; returns the whole reason."""
+    def abandon(self, configuration: Configuration, run: RunState, why: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Give up the seeds still missing, for a reason that stands in the log of `run`; returns the whole reason.
+
+        None, and nothing is given up, while the log of `run` cannot be written to.
+        """
         whole = {**why, "seeds": list(configuration.pending_seeds)}
+        if not self.decide(run, action="abandon", reason=whole):
+            return None
         configuration.give_up(whole)
-        self.record(run, {"type": "decision", "action": "abandon", "reason": whole})
         return whole
+
+    def decide(self, run: RunState, **decision: Any) -> bool:
+        """Write a decision into the log of a run that ended; False while that is not possible."""
+        with self.writing(run) as mine:
+            if mine:
+                self.record(run, {"type": "decision", **decision})
+            return mine
 
     def open_runs(self) -> Iterable[RunState]:
         """Runs that have not ended for good."""

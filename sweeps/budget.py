@@ -66,6 +66,17 @@ class Budget:
             why = f"budget spent: {self.runs} of {self.limits['runs']:.4g} runs (sweep.budget.runs)"
         return why
 
+    def fitting(self, runs: Iterable[RunState]) -> list[RunState]:
+        """Those of `runs`, in order, that may all still start."""
+        if self.exhausted() is not None:
+            return []
+        left, found = self.limits.get("runs", float("inf")) - self.runs, []
+        for run in runs:
+            left -= run.status == "waiting"
+            if left >= 0 or run.status != "waiting":
+                found.append(run)
+        return found
+
 
 def forecast_seconds(runs: Iterable[RunState], num_slots: int) -> float | None:
     """Seconds until the runs known now are done, from the speed seen so far; None before the first speed."""

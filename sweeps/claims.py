@@ -44,6 +44,10 @@ class Claims(Protocol):
         """The keys other living coordinators hold; None when it cannot be known now."""
         ...
 
+    def begun(self) -> frozenset[str]:
+        """The keys that were ever claimed in this sweep, as far as it can be known now."""
+        ...
+
     def others(self) -> list[Holder]:
         """The other living coordinators, as last heard."""
         ...
@@ -63,8 +67,8 @@ def is_postgres(url: object) -> bool:
 
 
 def make_claims(plan: Plan) -> Claims:
-    """The claims of a sweep: shared when its study lives in PostgreSQL and its runs are known beforehand."""
-    if is_postgres(plan.study.get("storage")) and not plan.searched:
+    """The claims of a sweep: shared when its study lives in PostgreSQL."""
+    if is_postgres(plan.study.get("storage")):
         from sweeps.postgres import PostgresClaims
 
         return PostgresClaims(plan)

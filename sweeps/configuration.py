@@ -42,10 +42,8 @@ class Configuration:
         return not self.pending_seeds and not any(run.open for run in self.counted())
 
     def counted(self) -> list[RunState]:
-        """The runs that belong to it: all, less those that were never started because it was given up."""
-        if self.abandoned is None and self.pruned is None:
-            return self.runs
-        return [run for run in self.runs if run.status != "waiting"]
+        """The runs that belong to it: all, less those that were given up before they started."""
+        return [run for run in self.runs if not run.given_up]
 
     def values(self) -> dict[int, float]:
         """The last value of the metric per seed, of the runs that finished."""
@@ -69,11 +67,16 @@ class Configuration:
 
     def recall(self) -> None:
         """Take over decisions of earlier commands, which stand in the event logs of its runs."""
+        self.recall_pruning()
+        for run in self.runs:
+            if run.abandons is not None:
+                self.abandoned = dict(run.abandons)
+
+    def recall_pruning(self) -> None:
+        """Take over that an earlier leader's metric pruner stopped it."""
         for run in self.runs:
             if isinstance(run.decision, Mapping) and run.decision.get("code") == "PRUNED":
                 self.pruned = dict(run.decision)
-            if run.abandons is not None:
-                self.abandoned = dict(run.abandons)
 
     def stopped(self) -> list[RunState]:
         """The runs an alert, or a person, stopped."""

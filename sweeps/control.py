@@ -35,10 +35,11 @@ class Control:
         return [command for command in fresh if command.get("verb") in VERBS]
 
 
-def send(directory: Path, verb: str, key: str | None = None) -> None:
-    """Leave a command for the coordinator of this folder."""
+def send(directory: Path, verb: str, key: str | None = None, reason: Mapping[str, Any] | None = None) -> None:
+    """Leave a command for the coordinators of this folder; `reason` is why a run is stopped, if not by a person."""
     log = EventLog(directory / "control.jsonl")
-    log.append({"type": "command", "time": time.time(), "verb": verb, "key": key}, sync=True)
+    because = {} if reason is None else {"reason": dict(reason)}
+    log.append({"type": "command", "time": time.time(), "verb": verb, "key": key, **because}, sync=True)
     log.close()
 
 
@@ -49,7 +50,7 @@ def obey(sweep: Coordinator, command: Mapping[str, Any]) -> None:
     if key:
         run = sweep.book.runs.get(str(key))
         if run is not None:
-            _obey_for_run(sweep, str(verb), run)
+            _obey_for_run(sweep, str(verb), run, command.get("reason"))
     elif verb == "stop":
         sweep.leave("stopped by command", 0)
     elif verb in ("pause", "resume"):
@@ -60,9 +61,9 @@ def obey(sweep: Coordinator, command: Mapping[str, Any]) -> None:
             _obey_for_run(sweep, "retry", run)
 
 
-def _obey_for_run(sweep: Coordinator, verb: str, run: RunState) -> None:
+def _obey_for_run(sweep: Coordinator, verb: str, run: RunState, reason: Mapping[str, Any] | None = None) -> None:
     if verb == "stop":
-        _stop(sweep, run)
+        stop(sweep, run, reason or _by_hand(run))
     elif verb == "pause" and run.open:
         run.held = True
         sweep.command(run, "pause")
@@ -78,12 +79,15 @@ def _obey_for_run(sweep: Coordinator, verb: str, run: RunState) -> None:
             configuration.trial, configuration.told = None, False
 
 
-def _stop(sweep: Coordinator, run: RunState) -> None:
-    """Stop one run for good; the reason says that a person did it."""
-    reason = {
+def _by_hand(run: RunState) -> dict[str, Any]:
+    return {
         "code": "USER", "title": "stopped by hand", "message": "python -m sweeps stop", "step": run.step,
         "evidence": {}, "intervention": [],
     }  # fmt: skip
+
+
+def stop(sweep: Coordinator, run: RunState, reason: Mapping[str, Any]) -> None:
+    """Stop one run for good, unless another coordinator has it; the reason goes into its log."""
     if run.status == "running":
         sweep.command(run, "stop", reason)
     elif run.open and sweep.sharing.claim_known(run):

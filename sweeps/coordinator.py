@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -13,18 +12,21 @@ from reasonrl.errors import EngineError
 from sweeps.book import Book
 from sweeps.budget import Budget
 from sweeps.claims import Claims
-from sweeps.configuration import Configuration
 from sweeps.control import Control, obey
 from sweeps.endings import Endings
 from sweeps.engines import Engine
 from sweeps.engines.base import Message, Slot
 from sweeps.failures import describe_exit
+from sweeps.jobs import Jobs
+from sweeps.leading import DUTY, Lead
 from sweeps.ledger import Ledger, save_spec
 from sweeps.progress import Progress
+from sweeps.pruning import report
 from sweeps.schedule import Queue
-from sweeps.search import Planned, Search, Source
+from sweeps.search import Source
 from sweeps.seats import MAX_BAD_STARTS, MAX_TROUBLES, Seat
 from sweeps.sharing import Sharing
+from sweeps.sources import make_source
 from sweeps.state import RunState
 from sweeps.types import Plan
 
@@ -32,7 +34,6 @@ TEND_S = 1.0
 ABSENCE_S = 10.0
 MIN_FREE_MB = 50.0
 PROGRESS = frozenset({"start", "step", "eval", "checkpoint"})
-ALL_CHECKPOINTS = 10_000  # an intervention goes back to the last healthy one, so none may be dropped
 
 
 class Coordinator:
@@ -48,18 +49,21 @@ class Coordinator:
         self.leaving: str | None = None
         self.barred: str | None = None
         self.paused, self.exit_code = False, 0
-        self._told_offline = False
+        self.unwritten = False
+        self.jobs = Jobs(plan, self.on_alert, progress.line)
         self.ledger, self.sharing = ledger, Sharing(self, claims)
-        self.book = Book(plan)
+        self.budget = Budget(plan.sweep.get("budget") or {}, max(1, len(seats[0].slot.devices)))
+        self.book = Book(plan, lambda run: self.budget.count_past([run]))
+        self.book.writing = self.sharing.writing
         self._start_workers()
         from sweeps.study import Study  # Optuna and SQLAlchemy load while the workers load torch
 
-        self.study = Study(plan, self.warn, lambda: self.sharing.duty("study"))
+        self.lead = Lead(self) if plan.searched and claims.shared else None
+        self.study = Study(plan, self.warn, self._writes_study)
         self.queue = Queue(plan.sweep)
         self.control = Control(plan.directory)
-        self.budget = Budget(plan.sweep.get("budget") or {}, max(1, len(seats[0].slot.devices)))
         self.endings = Endings(self)
-        self.source = self._make_source()
+        self.source: Source = self.lead or make_source(self)
         self._resume()
 
     def _start_workers(self) -> None:
@@ -74,35 +78,30 @@ class Coordinator:
         self.engine.start(seat.slot)
 
     def _resume(self) -> None:
-        """Take up what earlier commands left: forks, trials, budget spent, decisions that are due."""
-        for child in self.book.add_forks():
-            self.queue.push(child)
-        self.study.open(self.book.configurations)
-        self.source.refill(self.queue)
-        self.budget.count_past(self.book.runs.values())
+        if self.lead is not None:
+            self.lead.look()
+        else:
+            self.take_stock()
         self.resumed = sum(not run.open for run in self.book.runs.values())
         for note in getattr(self.engine, "notes", ()):
             self.warn(note)
-        for configuration in self.book.configurations:
-            self.source.settled(configuration)
         self.sharing.look()
         self.ledger.note("sweep", runs=len(self.book.runs), done=self.resumed, slots=len(self.seats))
         self.progress.begin(self)
 
-    def _make_source(self) -> Source:
-        sampler = str(self.plan.study.get("sampler", "none"))
-        if self.plan.stages:
-            from sweeps.stages import Stages
+    def take_stock(self) -> None:
+        """Take up what earlier commands, or other coordinators, left: trials, decisions that are due, forks."""
+        self._take_up_forks()
+        self.study.open(self.book.configurations)
+        self.queue.draw(self.source)
+        self._take_up_forks()  # of runs that are known only now: those of later stages
 
-            return Stages(self.plan, self.book, self.study, self.ledger, self.budget, self.progress.line)
-        if self.plan.searched:
-            search = Search(
-                self.plan, self.book, self.study, self.ledger,
-                space=self.plan.space, sampler=sampler, trials=int(self.plan.study.get("trials", 0)),
-            )  # fmt: skip
-            search.recover()
-            return search
-        return Planned(self.book, searched=sampler == "grid")
+    def _take_up_forks(self) -> None:
+        for child in self.book.add_forks():
+            self.queue.push(child)
+
+    def _writes_study(self) -> bool:
+        return (self.lead is None or self.lead.here) and bool(self.sharing.duty(DUTY))
 
     # -- the three verbs of the loop --------------------------------------------------------------------------
 
@@ -151,8 +150,11 @@ class Coordinator:
                 self.queue.push(run)
                 self.ledger.note("budget", reason=why)
                 return None
-            if self.sharing.claim(run):
+            if not self.sharing.claim(run):
+                continue
+            if self.lead is None or not self.lead.withdrawn(run):
                 return run
+            self.sharing.release(run)
         return None
 
     def handle(self, slot: Slot, message: Message) -> None:
@@ -184,6 +186,8 @@ class Coordinator:
             if seat.hung(timeout):
                 self._on_hang(seat)
         self.study.repair(self.book.configurations)
+        if self.lead is not None:
+            self.lead.look()
         for command in self.control.fresh():
             obey(self, command)
         free = shutil.disk_usage(self.plan.directory).free / 2**20
@@ -193,7 +197,7 @@ class Coordinator:
         if why is not None and self.barred is None:
             self.barred = why
             self.ledger.note("budget", reason=why)
-        if self.barred or self.leaving or self.paused:
+        if why is not None or self.leaving or self.paused:  # a limit on runs bars new ones, and pauses none
             self._pause_running()
 
     def _forgive_absence(self, now: float) -> None:
@@ -208,12 +212,8 @@ class Coordinator:
     def _start(self, seat: Seat, run: RunState) -> None:
         self.budget.count_run(run)
         run.pause_at = self.queue.pause_step(run)
-        folder = self.book.run_dir(run.key)
-        save_spec(folder, run.spec)
-        job = {
-            "type": "run", "key": run.key, "run_dir": str(folder.resolve()), "config": self.job_config(run),
-            "pause_at": run.pause_at, "on_alert": self.on_alert, "lease_s": self.sharing.lease(),
-        }  # fmt: skip
+        save_spec(self.book.run_dir(run.key), run.spec)
+        job = self.jobs.make(run, self.book.run_dir(run.key), self.sharing.lease())
         run.status, run.slot = "running", seat.slot.index
         seat.take(run)
         self.ledger.note("start", run.spec, slot=seat.slot.label, step=run.resumes_from, attempt=len(run.failures) + 1)
@@ -237,33 +237,6 @@ class Coordinator:
             self.queue.push(run, first=True)
             self.sharing.release(run)
 
-    def job_config(self, run: RunState) -> dict[str, Any]:
-        """The run's config with what the coordinator decides: none of it is part of the run's key."""
-        config = copy.deepcopy(run.spec.config)
-        if run.micro_batch is not None:
-            config.setdefault("optim", {})["micro_batch_size"] = run.micro_batch
-        config["name"] = run.spec.name
-        tracking = config.get("tracking")
-        if tracking is not None:
-            tracking["group"] = tracking.get("group") or self.plan.name
-            tracking["job_type"] = tracking.get("job_type") or run.spec.arm
-            tracking["mode"] = self._tracking_mode(tracking)
-        if "alerts" in config:
-            config["alerts"]["on_stop"] = "continue" if self.on_alert == "continue" else "stop"
-        if self.on_alert == "intervene" and "checkpoint" in config:
-            config["checkpoint"]["keep"] = ALL_CHECKPOINTS
-        return config
-
-    def _tracking_mode(self, tracking: Mapping[str, Any]) -> str:
-        """The W&B mode a run really gets; why it differs from the configured one is said once per sweep."""
-        from reasonrl.tracking import TrackingConfig, resolve_mode
-
-        mode, note = resolve_mode(TrackingConfig(**tracking))
-        if note and not self._told_offline:
-            self._told_offline = True
-            self.progress.line(note)
-        return mode
-
     # -- listening --------------------------------------------------------------------------------------------
 
     def _on_event(self, seat: Seat, message: Message) -> None:
@@ -283,30 +256,7 @@ class Coordinator:
         if kind == "alert":
             self.progress.alert(run, event)
         if self.book.metric in event.get("metrics", {}):
-            self._report(run, int(event["step"]))
-
-    def _report(self, run: RunState, step: int) -> None:
-        """Tell the study the new mean; let the metric pruner stop a searched configuration."""
-        for configuration in self.book.configurations_of(run):
-            behind = self.study.report(configuration, step)
-            if behind and configuration.pruned is None and step < run.spec.steps:
-                self._prune(configuration, step)
-
-    def _prune(self, configuration: Configuration, step: int) -> None:
-        """Stop every run of a searched configuration, for a reason that stands in their logs."""
-        kind, value = self.plan.study.get("pruner"), configuration.mean_at(step)
-        reason = {
-            "code": "PRUNED",
-            "title": f"pruned by {kind}",
-            "step": step,
-            "evidence": {"step": step, "value": value, "metric": self.book.metric},
-            "message": f"{self.book.metric} {value:.4g} at step {step} is behind the others",
-            "intervention": [],
-        }
-        configuration.pruned = reason
-        configuration.give_up({"why": reason["title"]})
-        for run in configuration.runs:
-            self.command(run, "stop", reason)
+            report(self, run, int(event["step"]))
 
     def command(self, run: RunState, verb: str, reason: Any = None) -> None:
         """Send "stop" or "pause" to the worker of a running run; it acts within the step."""
@@ -447,6 +397,9 @@ class Coordinator:
             if run is not None:
                 run.status = "partial"
         self.study.close()
+        if (self.lead is None or self.lead.here) and (self.study.away or self.sharing.duty(DUTY) is None):
+            self.unwritten = any(each.done and not each.told for each in self.book.configurations)
+        self.sharing.quit(DUTY)  # the others need not wait for the report
 
     def conclude(self) -> int:
         """Report, then the summary; returns the exit code."""

@@ -26,6 +26,8 @@ class Endings:
     def settle(self, run: RunState, message: Mapping[str, Any]) -> None:
         """Carry out everything that follows; `message` is what the worker, or its silence, said of the end."""
         sweep = self._sweep
+        if run.status == "stopped":
+            sweep.book.refresh(run)  # a decision stands in its log only
         if run.status == "failed":
             if message.get("disk_full"):
                 sweep.disk_full(str(message.get("message")))
@@ -60,9 +62,14 @@ class Endings:
     def settle_configuration(self, configuration: Configuration, run: RunState) -> None:
         """Judge a configuration now that a run of it ended."""
         sweep = self._sweep
+        if configuration.pruned and configuration.done and not configuration.stopped():
+            # Every run ended before the stop came to it: what counts is what the logs say, for the next command too.
+            why, configuration.pruned = {"why": f"{configuration.pruned['title']}, too late to stop a run"}, None
+            sweep.book.abandon(configuration, run, why)
         if sweep.study.report_seed(configuration, run.spec.seed) and configuration.abandoned is None:
             why = sweep.book.abandon(configuration, run, {"why": "pruned by wilcoxon over the seeds so far"})
-            sweep.ledger.note("abandon", run.spec, **why)
+            if why is not None:
+                sweep.ledger.note("abandon", run.spec, **why)
         sweep.source.settled(configuration)
         if configuration.done:
             sweep.study.tell(configuration)
@@ -75,7 +82,7 @@ class Endings:
             return False
         details: dict[str, Any] = {"error_class": kind, "reason": str(run.reason)}
         if kind == "oom":
-            half = halve_micro_batch(sweep.job_config(run))
+            half = halve_micro_batch(sweep.jobs.config(run))
             if half is None:
                 return False
             sweep.book.record(run, {"type": "decision", "action": "halve_micro_batch", "value": half, "step": run.step})

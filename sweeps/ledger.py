@@ -5,12 +5,13 @@ The ledger is for people and reports. It decides nothing: what a run did stands 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ class Ledger:
     """Append-only record of a sweep folder; every entry has a type, a time and mostly a run's key."""
 
     def __init__(self, directory: Path, owner: str = "") -> None:
-        self._log = EventLog(directory / (f"ledger-{owner}.jsonl" if owner else NAME))
+        self.name = f"ledger-{owner}.jsonl" if owner else NAME
+        self._log = EventLog(directory / self.name)
 
     def note(self, action: str, spec: RunSpec | None = None, **details: Any) -> None:
         """Write one entry; `spec` adds key, arm, seed and stage."""
@@ -74,13 +76,27 @@ def save_spec(run_dir: Path, spec: RunSpec) -> None:
         write_atomic(run_dir / SPEC, json.dumps(spec.to_dict(), indent=1), sync=False)
 
 
-def read_specs(directory: Path) -> dict[str, RunSpec]:
-    """The specs of all runs that were ever started in this sweep folder, by key; unreadable ones are left out."""
-    specs = {}
-    for path in sorted((directory / "runs").glob(f"*/{SPEC}")):
-        try:
-            spec = RunSpec.from_dict(json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
-            continue
-        specs[spec.key] = spec
-    return specs
+def drop_spec(run_dir: Path) -> None:
+    """Take back the spec of a run that never started and never will."""
+    for name in (SPEC, "config.yaml"):
+        (run_dir / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else lies there
+        run_dir.rmdir()
+
+
+def read_specs(directory: Path, also: Iterable[str] = ()) -> dict[str, RunSpec]:
+    """The specs of all runs that were ever started in this sweep folder, by key; unreadable ones are left out.
+
+    `also` are keys that are looked for by name: a network folder may list later what it opens already.
+    """
+    keys = {path.parent.name for path in (directory / "runs").glob(f"*/{SPEC}")}
+    found = [read_spec(directory / "runs" / key) for key in sorted(keys.union(also))]
+    return {spec.key: spec for spec in found if spec is not None}
+
+
+def read_spec(run_dir: Path) -> RunSpec | None:
+    """The spec stored in a run's folder, None without a readable one."""
+    try:
+        return RunSpec.from_dict(json.loads((run_dir / SPEC).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None

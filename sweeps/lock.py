@@ -120,6 +120,10 @@ class FolderLock:
         """Nothing."""
         return frozenset()
 
+    def begun(self) -> frozenset[str]:
+        """Nothing that the folder does not show."""
+        return frozenset()
+
     def others(self) -> list[Holder]:
         """Nobody."""
         return []

@@ -263,6 +263,17 @@ class PostgresClaims:
 
         return self._try(ask)
 
+    def begun(self) -> frozenset[str]:
+        """The keys that were ever claimed in this sweep, duties left out."""
+
+        def ask(connection: Any) -> frozenset[str]:
+            rows = connection.execute(
+                "SELECT key FROM reasonrl_claims WHERE study = %s AND key NOT LIKE 'duty %%'", (self._study,)
+            ).fetchall()
+            return frozenset(row[0] for row in rows)
+
+        return self._try(ask) or frozenset()
+
     def others(self) -> list[Holder]:
         """The other living coordinators, as last heard."""
         return self._others

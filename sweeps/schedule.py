@@ -5,9 +5,12 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sweeps.state import RunState
+
+if TYPE_CHECKING:
+    from sweeps.search import Source
 
 
 class Queue:
@@ -20,6 +23,7 @@ class Queue:
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = settings
         self.breadth = settings.get("schedule", "depth") == "breadth"
         self.rungs = max(1, int(settings.get("rungs") or 1)) if self.breadth else 1
         self._heap: list[tuple[int, int, int, RunState]] = []
@@ -37,14 +41,30 @@ class Queue:
         heapq.heappush(self._heap, (2 * rung + (not interrupted), order, next(self._ties), run))
         self._queued.add(run.key)
 
+    def draw(self, source: Source) -> None:
+        """Put in line what `source` gives to a line that ran dry, whether this one did or not."""
+        dry = Queue(self._settings)
+        source.refill(dry)
+        while (run := dry.pop()) is not None:
+            self.push(run)
+
+    def clear(self) -> None:
+        """Send everybody away."""
+        self._heap.clear()
+        self._queued.clear()
+
     def pop(self) -> RunState | None:
         """The next run, None when nobody waits. Runs that ended or are held meanwhile are dropped from the line."""
         while self._heap:
             run = heapq.heappop(self._heap)[-1]
             self._queued.discard(run.key)
-            if run.open and run.status not in ("running", "elsewhere") and not run.held and not run.given_up:
+            if may_start(run):
                 return run
         return None
+
+    def ready(self) -> list[RunState]:
+        """The runs that wait and may start, in order."""
+        return [entry[-1] for entry in sorted(self._heap, key=lambda entry: entry[:3]) if may_start(entry[-1])]
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -62,3 +82,8 @@ class Queue:
     def pause_step(self, run: RunState) -> int | None:
         """The step at which a run that starts now is to pause, None for "run to the end"."""
         return next((step for step in self.boundaries(run)[:-1] if step > run.step), None)
+
+
+def may_start(run: RunState) -> bool:
+    """True when nothing speaks against starting the run here and now."""
+    return run.open and run.status not in ("running", "elsewhere") and not run.held and not run.given_up

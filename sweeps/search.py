@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from reasonrl.errors import ConfigError, Mistake
 from sweeps.book import Book
 from sweeps.configuration import Configuration, group
-from sweeps.ledger import Ledger, read_specs
+from sweeps.ledger import Ledger
 from sweeps.schedule import Queue
 from sweeps.types import Plan, RunSpec, SpaceEntry
 
 if TYPE_CHECKING:
     from sweeps.study import Study
 
+DEFAULT = "default"  # the arm of a stage that its search is compared with, and no part of it
 CLEARLY_BEHIND = 2.0  # standard errors of the difference to the best configuration
 _INVALID_IN_A_ROW = 50
 
@@ -115,7 +116,7 @@ class Search:
         self._fixed, self._overrides = dict(fixed or {}), list(overrides)
         self._maximize = plan.study.get("direction", "maximize") == "maximize"
         self._abandon = bool(plan.study.get("abandon", True))
-        self._asked, self._invalid = 0, 0
+        self._asked, self._invalid, self._recovered = 0, 0, False
         self.configurations: list[Configuration] = []
         self._by_name: dict[str, Configuration] = {}
         self._open: dict[int, Configuration] = {}
@@ -127,8 +128,8 @@ class Search:
         """Take in the configurations earlier commands asked for, from the specs beside their event logs."""
         specs = [
             spec
-            for spec in read_specs(self._plan.directory).values()
-            if spec.parent is None and spec.stage == self._stage and self._still_the_same(spec)
+            for spec in self._book.specs()
+            if spec.parent is None and spec.stage == self._stage and spec.arm != DEFAULT and self._still_the_same(spec)
         ]
         runs = [self._book.add_run(spec) for spec in specs]
         for configuration in group(runs, searched=True):
@@ -138,8 +139,10 @@ class Search:
                 configuration.abandoned = None
             if configuration.abandoned is None and configuration.pruned is None:
                 configuration.pending_seeds = [seed for seed in self._plan.seeds if seed not in have]
+            else:
+                configuration.give_up(configuration.abandoned or {"why": (configuration.pruned or {}).get("title")})
             self._take(configuration)
-        self._asked = len(self.configurations)
+        self._asked, self._recovered = len(self.configurations), True
 
     def _still_the_same(self, spec: RunSpec) -> bool:
         """Whether the plan would make this very run today (same code, same base, seed still wanted)."""
@@ -154,10 +157,14 @@ class Search:
 
     def refill(self, queue: Queue) -> None:
         """Interrupted runs first, then seeds of configurations worth it, then a new suggestion."""
-        for configuration in self._fresh:
+        fresh, self._fresh = self._fresh, []
+        for configuration in fresh:
+            self.settled(configuration)  # what an earlier command, or another coordinator, did not come to
             for run in configuration.runs:
                 queue.push(run)
-        self._fresh.clear()
+        if self._recovered and self._study.available:
+            keys = [run.key for configuration in self.configurations for run in configuration.runs]
+            self._recovered, self._asked = False, max(self._asked, self._study.num_asked(self._stage, keys))
         self._promote(queue, eager=not self._abandon)
         if len(queue) == 0 and self._asked < self._trials:
             self._ask(queue)
@@ -171,7 +178,11 @@ class Search:
             why = self._why_give_up(configuration)
             if why is not None:
                 last = next(run for run in configuration.runs if not run.open)
-                self._ledger.note("abandon", last.spec, **self._book.abandon(configuration, last, why))
+                whole = self._book.abandon(configuration, last, why)
+                if whole is None:
+                    self._fresh.append(configuration)  # judged again as soon as it can be written down
+                else:
+                    self._ledger.note("abandon", last.spec, **whole)
         if configuration.done:
             self._open.pop(id(configuration), None)
 
@@ -215,6 +226,8 @@ class Search:
             configuration.runs, configuration.pending_seeds = known.runs, []
         self._study.attach(configuration, number)
         self._take(configuration)
+        if configuration.done:
+            self._study.tell(configuration)
         for run in runs:
             queue.push(run)
 

@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ class Sharing:
         self._looked = self._told = 0.0
         self._lagging: dict[str, float] = {}
         self._present: set[str] = set()
+        self._held: frozenset[str] = frozenset()
         self.away = False
 
     def lease(self) -> float | None:
@@ -55,9 +57,9 @@ class Sharing:
             self._claims.give_back(run.key)
             got = False
         if not got:
-            run.status = "elsewhere"
+            self._is_elsewhere(run)
             return False
-        self._refresh(run)
+        self.refresh(run)
         if run.open:
             _fence(self._log(run))
             return True
@@ -71,17 +73,44 @@ class Sharing:
             return True
         if run.status in ("running", "elsewhere") or not self._claims.take(run.key):
             return False
-        self._refresh(run)
+        self.refresh(run)
         return True
+
+    @contextlib.contextmanager
+    def writing(self, run: RunState) -> Iterator[bool]:
+        """Whether the log of a run that ended may be written to here, and by nobody else meanwhile."""
+        mine = self.claim_known(run)
+        try:
+            yield mine
+        finally:
+            if mine:
+                self.release(run)
 
     def release(self, run: RunState) -> None:
         """Let others have a run that left its slot."""
         if self._claims.shared:
             self._claims.give_back(run.key, _size(self._log(run)))
 
-    def duty(self, name: str) -> bool:
-        """Whether this coordinator is the one that does something only one should."""
-        return bool(self._claims.take(f"duty {name}"))
+    def duty(self, name: str) -> bool | None:
+        """Whether this coordinator is the one that does something only one should; None: cannot be known now."""
+        return self._claims.take(f"duty {name}")
+
+    def begun(self) -> frozenset[str]:
+        """The keys of runs that somebody, some time, had."""
+        return self._claims.begun()
+
+    def vacant(self, name: str) -> bool:
+        """Whether nobody had a duty when last looked."""
+        return f"duty {name}" not in self._held
+
+    def quit(self, name: str) -> None:
+        """Leave a duty to the others."""
+        self._claims.give_back(f"duty {name}")
+
+    @property
+    def num_others(self) -> int:
+        """How many other coordinators live, as last heard."""
+        return len(self._claims.others())
 
     def look(self) -> None:
         """Now and then: see what others have, and take up what they left or lost."""
@@ -92,18 +121,30 @@ class Sharing:
         if now - self._looked < LOOK_S:
             return
         self._looked = now
-        held = self._claims.theirs()
-        if held is None:
+        if not self.mark():
             return
         self._say_who_is_there()
         for run in list(self._sweep.book.runs.values()):
-            if run.key in held and run.open and run.status != "running":
-                run.status = "elsewhere"
-            elif run.status == "elsewhere" and run.key not in held and not self._log_lags(run):
+            if run.status == "elsewhere" and run.key not in self._held and not self._log_lags(run):
                 self._take_up(run)
 
+    def mark(self) -> bool:
+        """Mark the runs that others have; False when it cannot be known now."""
+        held = self._claims.theirs()
+        if held is None:
+            return False
+        self._held = held
+        for run in self._sweep.book.runs.values():
+            if run.key in held and run.open and run.status != "running":
+                self._is_elsewhere(run)
+        return True
+
+    def _is_elsewhere(self, run: RunState) -> None:
+        self._sweep.budget.count_run(run)
+        run.status, run.given_up = "elsewhere", False
+
     def _take_up(self, run: RunState) -> None:
-        self._refresh(run)
+        self.refresh(run)
         if run.open:
             self._sweep.queue.push(run)
         else:
@@ -114,8 +155,9 @@ class Sharing:
         sweep = self._sweep
         sweep.progress.line(f"{describe_end(run)} (elsewhere)")
         for configuration in sweep.book.configurations_of(run):
+            configuration.recall_pruning()
             for step, _ in run.values:
-                sweep.study.report(configuration, step)
+                sweep.study.report(configuration, step, judge=False)
             sweep.endings.settle_configuration(configuration, run)
         if run.status == "stopped" and sweep.on_alert == "intervene":
             for child in sweep.book.add_forks():
@@ -137,6 +179,8 @@ class Sharing:
                 self._claims.give_back(run.key)
                 sweep.queue.push(run, first=True)
             sweep.restart(seat)
+        if sweep.lead is not None:
+            sweep.lead.resign()
 
     def _tell_workers(self, now: float) -> None:
         """Pass a renewed lease on, so that workers whose coordinator is frozen or cut off end by themselves."""
@@ -172,7 +216,7 @@ class Sharing:
         self._lagging.pop(run.key)
         return False
 
-    def _refresh(self, run: RunState) -> None:
+    def refresh(self, run: RunState) -> None:
         """Read the run's log again; what others spent on it counts."""
         budget, step, seconds = self._sweep.budget, run.step, run.seconds
         self._sweep.book.refresh(run)

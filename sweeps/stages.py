@@ -9,7 +9,7 @@ nothing more once the shares up to its own are spent; what it leaves over goes t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from sweeps.budget import Budget
 from sweeps.configuration import Configuration
 from sweeps.ledger import Ledger
 from sweeps.schedule import Queue
-from sweeps.search import Search
+from sweeps.search import DEFAULT, Search
 from sweeps.space import stage_cells
 from sweeps.state import RunState
 from sweeps.types import Plan, Stage
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from sweeps.study import Study
 
 LEVEL = 0.95
-DEFAULT = "default"
+SPENT = "the stage's share of the budget is spent"
 
 
 @dataclass
@@ -83,6 +83,7 @@ class Stages:
         self._overrides: list[str] = []
         self._index = -1
         self._line: list[RunState] = []
+        self._closed = False
         self._search: Search | None = None
         self._default: Configuration | None = None
         self._candidates: list[_Candidate] = []
@@ -97,10 +98,11 @@ class Stages:
     def refill(self, queue: Queue) -> None:
         """The next run of this stage; when all of them have ended, the verdict and the next stage."""
         while not self.exhausted and len(queue) == 0:
-            self._close_when_spent()
+            if self._unfinished() and not self._closed and self._spent() and not self._close():
+                return
             while self._line and len(queue) == 0:
                 queue.push(self._line.pop(0))
-            if len(queue) == 0 and self._search is not None and not self._spent():
+            if len(queue) == 0 and self._search is not None and not self._closed:
                 self._search.refill(queue)
             if len(queue) or not self._stage_is_over():
                 return
@@ -120,7 +122,7 @@ class Stages:
 
     def _next_stage(self) -> None:
         self._index += 1
-        self._search, self._candidates, self._line = None, [], []
+        self._search, self._candidates, self._line, self._closed = None, [], [], False
         if self.exhausted:
             return
         stage = self._stage
@@ -140,12 +142,18 @@ class Stages:
                         name = ",".join(part for part in (arm, _label(cell)) if part)
                         made = self._configuration(name, cell, texts, searched=False)
                         self._candidates.append(_Candidate(made, cell, list(texts)))
-        everything = [self._default, *(candidate.configuration for candidate in self._candidates)]
-        for index in range(len(self._plan.seeds)):
-            self._line += [configuration.runs[index] for configuration in everything]
-        for configuration in everything:
-            if configuration.done:
+        self._recall()
+        runs = [run for configuration in self._named() for run in configuration.runs]
+        for seed in self._plan.seeds:
+            self._line += [run for run in runs if run.spec.seed == seed]
+        for configuration in self._named():
+            if configuration.done and configuration.runs:
                 self._study.tell(configuration)
+
+    def _named(self) -> list[Configuration]:
+        """The default and the candidates of this stage that are known beforehand."""
+        assert self._default is not None
+        return [self._default, *(candidate.configuration for candidate in self._candidates)]
 
     def _configuration(self, arm: str, cell: Mapping[str, Any], texts: list[str], searched: bool) -> Configuration:
         params = {**self._fixed, **cell}
@@ -158,12 +166,13 @@ class Stages:
         return self._book.add_configuration(Configuration(self._stage.name, arm, params, runs, searched))
 
     def _stage_is_over(self) -> bool:
-        assert self._default is not None
-        if self._line or (self._search is not None and not (self._search.exhausted or self._spent())):
+        if self._unfinished() and not self._closed:
             return False
-        mine = [self._default, *(candidate.configuration for candidate in self._candidates)]
-        mine += self._search.configurations if self._search is not None else []
+        mine = [*self._named(), *(self._search.configurations if self._search is not None else [])]
         return not any(run.open for configuration in mine for run in configuration.counted())
+
+    def _unfinished(self) -> bool:
+        return bool(self._line) or (self._search is not None and not self._search.exhausted)
 
     def _spent(self) -> bool:
         """True when the shares of the budget up to this stage are used up."""
@@ -173,19 +182,42 @@ class Stages:
         spent = self._budget.spent()
         return any(spent[name] >= share * limit for name, limit in self._budget.limits.items())
 
-    def _close_when_spent(self) -> None:
-        """Give up what was not started when the stage's share is spent."""
-        if not self._spent() or not self._line:
-            return
-        given_up = [run for run in self._line if run.status == "waiting"]
-        self._line = [run for run in self._line if run.status != "waiting"]
+    def _close(self) -> bool:
+        """Give up what was not started, now that the stage's share is spent; False while it cannot be written down.
+
+        It stands in the log of a run of this stage, since a later stage may make the very runs that are given up: the
+        verdict has to come out the same when it is derived again.
+        """
+        runs = [run for configuration in self._named() for run in configuration.runs]
+        ended = next((run for run in runs if not run.open), None)
+        given_up = [run.key for run in self._line if run.status == "waiting"]
+        if ended is None and any(run.status != "waiting" for run in runs):
+            return False
+        decision = {"stage": self._stage.name, "runs": given_up, "limits": self._budget.limits, "reason": SPENT}
+        if ended is not None and not self._book.decide(ended, action="close_stage", **decision):
+            return False
         if given_up:
-            why = f"stage {self._stage.name}: its share of the budget is spent, {len(given_up)} run(s) are not started"
-            self._ledger.note("share_spent", stage=self._stage.name, runs=[run.key for run in given_up])
-            self._say(why)
-        for run in given_up:
-            for configuration in self._book.configurations_of(run):
-                configuration.abandoned = configuration.abandoned or {"why": "the stage's share of the budget is spent"}
+            self._ledger.note("share_spent", stage=self._stage.name, runs=given_up)
+            many = f"{len(given_up)} run(s) are not started"
+            self._say(f"stage {self._stage.name}: its share of the budget is spent, {many}")
+        self._give_up(given_up)
+        return True
+
+    def _recall(self) -> None:
+        """Keep a stage closed that was closed before, unless the budget was changed since."""
+        runs = [run for configuration in self._named() for run in configuration.runs]
+        for decision in (run.closes.get(self._stage.name) for run in runs):
+            if decision is not None and decision.get("limits") == self._budget.limits:
+                self._give_up(decision["runs"])
+
+    def _give_up(self, keys: Collection[str]) -> None:
+        self._closed = True
+        self._line = [run for run in self._line if run.key not in keys]
+        for configuration in self._named():
+            kept = [run for run in configuration.runs if run.key not in keys]
+            if len(kept) < len(configuration.runs):
+                configuration.runs = kept
+                configuration.abandoned = configuration.abandoned or {"why": SPENT}
 
     # -- the verdict ------------------------------------------------------------------------------------------
 

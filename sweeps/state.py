@@ -25,8 +25,8 @@ class RunState:
     """The state of one run: how far it is, what it measured, what was raised, how it ended.
 
     `values` are (step, value) of the study's metric, `failures` (class, step reached) since the last retry by hand,
-    `abandons` why the seeds after this one were given up, `seconds_per_step` a running mean of the wall time
-    between rows.
+    `abandons` why the seeds after this one were given up, `closes` the decisions to close a stage, by its name,
+    `seconds_per_step` a running mean of the wall time between rows.
     """
 
     spec: RunSpec
@@ -43,6 +43,7 @@ class RunState:
     failures: list[tuple[str, int]] = field(default_factory=list)
     micro_batch: int | None = None
     abandons: Any = None
+    closes: dict[str, Event] = field(default_factory=dict)
     seconds_per_step: float | None = None
     seconds: float = 0.0
     slot: int | None = None
@@ -150,6 +151,8 @@ class RunState:
             self.micro_batch = int(event["value"])
         elif event.get("action") == "abandon":
             self.abandons = event.get("reason")
+        elif event.get("action") == "close_stage":
+            self.closes = {**self.closes, str(event["stage"]): event}
 
     def on_retry(self, event: Event) -> None:
         self.status, self.reason, self.error_class = "partial", None, None

@@ -44,7 +44,8 @@ class Study:
 
     Methods never raise because of the database: they return a neutral answer (None, False) and `available` turns
     False until `repair` has brought it back. What nobody waits for is done by `work`, after free slots were served.
-    Of several coordinators only the one for which `mine` holds writes; when it goes, another catches up.
+    Of several coordinators only the one for which `mine` holds writes; when it goes, another catches up. `away` is True
+    while the database cannot be reached.
     """
 
     def __init__(self, plan: Plan, warn: Callable[[str], None], mine: Callable[[], bool] = lambda: True) -> None:
@@ -58,7 +59,7 @@ class Study:
         self._deferred: deque[Callable[[], None]] = deque()
         self._tried = 0.0
         self.available = False
-        self._away = False
+        self.away = False
 
     # -- opening, losing and finding the database -------------------------------------------------------------
 
@@ -70,7 +71,7 @@ class Study:
         try:
             self._connect()
             self._adopt(configurations)
-            self.available, self._away = True, False
+            self.available, self.away = True, False
         except ValueError as error:
             # Optuna refuses a parameter whose range changed: the study is derived, so it is made anew.
             self._start_anew(f"the arms or the search space changed ({error})", configurations)
@@ -93,11 +94,15 @@ class Study:
             self._warn("the study's database was removed; it is rebuilt from the event logs")
             self.available = False
         if self.available and not self._mine():
-            self.available = False
-            self._deferred.clear()
+            self.suspend()
         if not self.available:
             self._forget(configurations)
             self.open(configurations)
+
+    def suspend(self) -> None:
+        """Write nothing more until it is opened again: another coordinator does."""
+        self.available = False
+        self._deferred.clear()
 
     def close(self) -> None:
         """Write what was deferred and let go of the database."""
@@ -202,7 +207,7 @@ class Study:
         self._forget(configurations)
         self._connect()
         self._adopt(configurations)
-        self.available, self._away = True, False
+        self.available, self.away = True, False
 
     def _forget(self, configurations: Iterable[Configuration]) -> None:
         self._deferred.clear()
@@ -210,10 +215,10 @@ class Study:
             configuration.trial, configuration.told = None, False
 
     def _lose(self, error: Exception) -> None:
-        if not self._away:
+        if not self.away:
             first = str(error).splitlines()[0][:200]
             self._warn(f"the study's database is away ({first}); the sweep goes on and catches up later")
-        self.available, self._away = False, True
+        self.available, self.away = False, True
 
     @contextlib.contextmanager
     def _bridged(self) -> Iterator[None]:
@@ -232,7 +237,7 @@ class Study:
 
         The sampler is made anew from (study.seed, number of trials): a resumed search does not repeat its draws.
         """
-        if not self.available:
+        if not self.available or not self._mine():
             return None
         with self._bridged():
             study = self._database.need()
@@ -245,6 +250,17 @@ class Study:
                     params[entry.key] = suggest(trial, parameter_name(stage, entry.key), entry)
             return trial._trial_id, params
         return None
+
+    def num_asked(self, stage: str, keys: Iterable[str]) -> int:
+        """Trials of a search that have runs among `keys`; several may share one, orphans do not count."""
+        if not self.available:
+            return 0
+        with self._bridged():
+            known, found = set(keys), self._database.need().get_trials(deepcopy=False)
+            asked = [trial.user_attrs for trial in found if not {"orphan", "retry_of"} & trial.user_attrs.keys()]
+            mine = [its for its in asked if "configuration" in its and its.get("stage", "") == stage]
+            return sum(not known.isdisjoint(its.get("runs", {}).values()) for its in mine)
+        return 0
 
     def attach(self, configuration: Configuration, trial_id: int) -> None:
         """Tie an asked trial to its configuration."""
@@ -263,8 +279,8 @@ class Study:
         if self.available and configuration.trial is None:
             self._deferred.append(lambda: self._begin(configuration, {}))
 
-    def report(self, configuration: Configuration, step: int) -> bool:
-        """Record the mean at `step`; True when the metric pruner wants to stop this searched configuration."""
+    def report(self, configuration: Configuration, step: int, judge: bool = True) -> bool:
+        """Record the mean at `step`; True when the metric pruner, asked to `judge`, wants to stop a searched one."""
         if self._by_seed or not self.available:
             return False
         if not configuration.searched:
@@ -272,7 +288,7 @@ class Study:
             return False
         with self._bridged():
             self._report_step(configuration, step)
-            return self._should_prune(configuration)
+            return judge and self._should_prune(configuration)
         return False
 
     def report_seed(self, configuration: Configuration, seed: int) -> bool:
@@ -325,7 +341,7 @@ class Study:
         return {}, {}
 
     def _should_prune(self, configuration: Configuration) -> bool:
-        return self._database.trial(configuration.trial or 0).should_prune()
+        return configuration.trial is not None and self._database.trial(configuration.trial).should_prune()
 
     def _report_step(self, configuration: Configuration, step: int) -> None:
         mean = configuration.mean_at(step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from sweeps.claims import without_password
 from sweeps.findings import edge_findings
 from sweeps.progress import describe_end, duration
 from sweeps.state import RunState
@@ -22,7 +23,7 @@ def conclude(sweep: Coordinator, seconds: float) -> int:
     for line in summary_lines(sweep, runs, seconds):
         sweep.progress.line(line)
     try:
-        if not sweep.sharing.duty("report"):
+        if sweep.sharing.duty("report") is False:
             sweep.progress.line("  the report is made by another coordinator")
         else:
             if ended and not sweep.exit_code:
@@ -74,7 +75,10 @@ def summary_lines(sweep: Coordinator, runs: list[RunState], seconds: float) -> l
     if sweep.leaving and open_runs:
         lines.append(f"  {sweep.leaving}; the same command continues where it was left")
     lines += [f"  {finding['code']} {finding['message']}" for finding in findings(sweep)]
-    lines.append(f"  results in {sweep.plan.directory} (study.db, ledger.jsonl, runs/<key>/events.jsonl)")
+    if sweep.unwritten:
+        lines.append("  the study's database is away: it may lack what came last; the same command adds that")
+    study = without_password(str(sweep.plan.study.get("storage") or "study.db"))
+    lines.append(f"  results in {sweep.plan.directory} ({study}, {sweep.ledger.name}, runs/<key>/events.jsonl)")
     return lines
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
@@ -26,12 +28,17 @@ def versions() -> dict[str, str]:
 
 def about(plan: Plan) -> dict[str, Any]:
     """What coordinators compare before they work on one sweep."""
-    keys = "\n".join(sorted(run.key for run in plan.runs))
-    return {
-        **versions(),
-        "code": plan.code_version,
-        "runs": f"{len(plan.runs)} ({hashlib.sha256(keys.encode()).hexdigest()[:8]})",
-    }
+    found = {**versions(), "code": plan.code_version, "runs": f"{len(plan.runs)} ({_short(sorted(plan.by_key()))})"}
+    if plan.searched:
+        space = [asdict(part) for part in (*plan.space, *plan.stages)]
+        base = plan.make_run({}, plan.seeds[0]).key
+        settings = {name: value for name, value in plan.study.items() if name not in ("storage", "lease_s")}
+        found["search"] = _short([space, plan.seeds, plan.zipped, base, settings])
+    return found
+
+
+def _short(what: Any) -> str:
+    return hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:

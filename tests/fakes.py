@@ -379,11 +379,15 @@ def main() -> int:
     """A coordinator in a process of its own: `python -m tests.fakes FOLDER JSON-of-make_plan's-arguments`."""
     from sweeps import summary
     from sweeps.runner import run
+    from sweeps.types import _entry as read_entry
+    from sweeps.types import _stage as read_stage
 
     summary.make_report = lambda sweep: None  # the report has tests of its own
     settings = json.loads(sys.argv[2])
     scripts = settings.pop("seed_scripts", {})
     pairs = {(arm, int(seed)): script for arm, by_seed in scripts.items() for seed, script in by_seed.items()}
+    settings["space"] = [read_entry(entry) for entry in settings.get("space", [])]
+    settings["stages"] = [read_stage(stage) for stage in settings.get("stages", [])]
     return run(make_plan(Path(sys.argv[1]), seed_scripts=pairs, **settings))
 
 

@@ -16,8 +16,8 @@ import pytest
 from reasonrl import tracking
 from reasonrl.events import read_events
 from sweeps import summary
-from sweeps.coordinator import Coordinator
 from sweeps.engines.base import Slot
+from sweeps.jobs import Jobs
 from sweeps.ledger import read_ledger
 from sweeps.runner import run
 from sweeps.seats import Seat
@@ -267,6 +267,12 @@ def test_a_step_budget_pauses_the_sweep_and_a_larger_one_finishes_it(
     assert {state.status for state in read_runs(plan.directory).values()} == {"finished"}
 
 
+def test_a_run_budget_does_not_interrupt_the_runs_within_it(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path / "s", {"a": {"sleep": 0.15}, "b": {}}, seeds=(0,), sweep={"budget": {"runs": 1}})
+    assert run(plan) == 0
+    assert [state.status for state in read_runs(plan.directory).values()] == ["finished", "waiting"]
+
+
 def test_a_run_budget_bars_new_runs(tmp_path: Path) -> None:
     plan = make_plan(tmp_path / "s", {"a": {}, "b": {}}, seeds=(0, 1), sweep={"budget": {"runs": 3}})
     run(plan)
@@ -351,8 +357,8 @@ def test_missing_wandb_login_is_said_once_in_a_sweep_and_every_run_is_told_offli
     for spec in plan.runs:
         spec.config["tracking"] = asdict(tracking.TrackingConfig(kind="wandb"))
     told = []
-    job_config = Coordinator.job_config
-    monkeypatch.setattr(Coordinator, "job_config", lambda self, run: told.append(job_config(self, run)) or told[-1])
+    config = Jobs.config
+    monkeypatch.setattr(Jobs, "config", lambda self, run: told.append(config(self, run)) or told[-1])
     assert run(plan) == 0
     assert capsys.readouterr().out.count("not logged in") == 1
     assert [config["tracking"]["mode"] for config in told] == ["offline"] * 4

@@ -213,6 +213,25 @@ def test_a_staged_sweep_resumes_without_repeating_a_run(tmp_path: Path) -> None:
     assert not entries(tmp_path / "s", "warning")
 
 
+def test_a_resumed_stage_with_a_sampler_asks_for_no_more_than_its_trials(tmp_path: Path) -> None:
+    for _ in range(2):
+        stage = Stage("rate", space=(LR,), sampler="random", trials=4, share=1.0)
+        plan = make_plan(tmp_path / "s", seeds=(0, 1), stages=[stage], study={"abandon": False})
+        assert run(plan) == 0
+        names = [trial.user_attrs.get("configuration", "the default") for trial in load(plan.directory).trials]
+        assert len(names) == len(set(names)) == 5
+        assert len(read_runs(plan.directory)) == 10
+
+
+def test_a_configuration_drawn_again_shares_its_runs_and_counts_as_asked_for(tmp_path: Path) -> None:
+    coin = SpaceEntry("optim.lr", "choice", choices=(1e-4, 1e-3))
+    for trials, states in ((5, ["COMPLETE"] * 5), (5, ["COMPLETE"] * 5), (7, ["COMPLETE"] * 7)):
+        study = {"sampler": "random", "trials": trials}
+        assert run(make_plan(tmp_path / "s", seeds=(0,), space=[coin], study=study, engine={"slots": 1})) == 0
+        assert [trial.state.name for trial in load(tmp_path / "s").trials] == states
+    assert len(read_runs(tmp_path / "s")) == 2
+
+
 def test_a_stage_starts_nothing_more_once_its_share_is_spent(tmp_path: Path) -> None:
     # Half of a budget of 60 steps lets the first stage start 3 runs of 10 steps: default-s0, other-s0, default-s1.
     plan = stage_plan(tmp_path / "s", better=0.9, engine={"slots": 1}, sweep={"budget": {"steps": 60}})
@@ -223,6 +242,21 @@ def test_a_stage_starts_nothing_more_once_its_share_is_spent(tmp_path: Path) -> 
     assert len(ran) == 6 and entries(plan.directory, "share_spent")
     verdict = entries(plan.directory, "winner")[0]
     assert (verdict["best"], verdict["num_seeds"], verdict["carried"]) == ("other", 1, False)
+
+
+def test_a_stage_closed_with_its_share_spent_stays_closed_on_resume(tmp_path: Path) -> None:
+    # Half of 100 steps lets the first stage start five of six runs. The second one, whose default is the winner of the
+    # first, makes the sixth; the verdict on the first must not change by that.
+    for times in (1, 2):
+        plan = stage_plan(tmp_path / "s", better=0.9, engine={"slots": 1}, sweep={"budget": {"steps": 100}})
+        assert run(plan) == 0
+        assert len(entries(plan.directory, "start")) == 9
+        found = [(v["best"], v["num_seeds"], v["carried"]) for v in entries(plan.directory, "winner")]
+        assert found[::2] == [("other", 2, True)] * times
+    assert len(entries(plan.directory, "share_spent")) == 1
+    larger = stage_plan(tmp_path / "s", better=0.9, engine={"slots": 1}, sweep={"budget": {"steps": 400}})
+    assert run(larger) == 0
+    assert entries(plan.directory, "winner")[4]["num_seeds"] == 3
 
 
 def test_a_candidate_with_a_stopped_seed_cannot_win() -> None:
