@@ -117,7 +117,9 @@ class Coordinator:
             return False
         if self.leaving or self.barred:
             return True
-        return not self.paused and len(self.queue) == 0 and self.source.exhausted and not self._awaited()
+        if self.paused or len(self.queue) or not self.source.exhausted or self._awaited():
+            return False
+        return self.sharing.study_is_written()
 
     @property
     def goes_on(self) -> bool:

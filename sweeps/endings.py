@@ -64,8 +64,8 @@ class Endings:
         sweep = self._sweep
         if configuration.pruned and configuration.done and not configuration.stopped():
             # Every run ended before the stop came to it: what counts is what the logs say, for the next command too.
-            why, configuration.pruned = {"why": f"{configuration.pruned['title']}, too late to stop a run"}, None
-            sweep.book.abandon(configuration, run, why)
+            late, configuration.pruned = f"{configuration.pruned['title']}, too late to stop a run", None
+            sweep.book.abandon(configuration, run, {"why": late})
         if sweep.study.report_seed(configuration, run.spec.seed) and configuration.abandoned is None:
             why = sweep.book.abandon(configuration, run, {"why": "pruned by wilcoxon over the seeds so far"})
             if why is not None:

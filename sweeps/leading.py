@@ -146,6 +146,7 @@ class Lead:
     def _offer(self) -> None:
         """Put in line what waits, and one run more for each other coordinator."""
         sweep, others, line = self._sweep, self._sweep.sharing.num_others, []
+        sweep.sharing.notice_begun([*sweep.queue.ready(), *self._stock])
         if others and not (sweep.paused or sweep.barred):
             self._fill(others)
             line = sweep.budget.fitting([*sweep.queue.ready(), *self._stock])

@@ -142,6 +142,7 @@ class Search:
             else:
                 configuration.give_up(configuration.abandoned or {"why": (configuration.pruned or {}).get("title")})
             self._take(configuration)
+            self._fresh.append(configuration)
         self._asked, self._recovered = len(self.configurations), True
 
     def _still_the_same(self, spec: RunSpec) -> bool:
@@ -235,7 +236,6 @@ class Search:
         self._book.add_configuration(configuration)
         self.configurations.append(configuration)
         self._by_name.setdefault(configuration.name, configuration)
-        self._fresh.append(configuration)
         if not configuration.done:
             self._open[id(configuration)] = configuration
 

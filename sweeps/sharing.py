@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +34,7 @@ class Sharing:
         self._lagging: dict[str, float] = {}
         self._present: set[str] = set()
         self._held: frozenset[str] = frozenset()
-        self.away = False
+        self.away = self._waits = False
 
     def lease(self) -> float | None:
         """Seconds a worker may go on without hearing of its coordinator; None: for ever."""
@@ -103,6 +103,16 @@ class Sharing:
         """Whether nobody had a duty when last looked."""
         return f"duty {name}" not in self._held
 
+    def study_is_written(self) -> bool:
+        """False while another has the study, who may have died with what came last: its lease is waited for."""
+        study = self._sweep.study
+        if not self._claims.shared or study.available or study.away or self.duty("study") is None:
+            return True
+        if not self._waits:
+            self._waits = True
+            self._sweep.progress.line("everything is done; waiting for the coordinator that writes the study to leave")
+        return False
+
     def quit(self, name: str) -> None:
         """Leave a duty to the others."""
         self._claims.give_back(f"duty {name}")
@@ -138,6 +148,12 @@ class Sharing:
             if run.key in held and run.open and run.status != "running":
                 self._is_elsewhere(run)
         return True
+
+    def notice_begun(self, runs: Iterable[RunState]) -> None:
+        """Mark those of the waiting `runs` that another began, and maybe ended, since last looked."""
+        for run in runs:
+            if run.status == "waiting" and self._log(run).exists():
+                self._is_elsewhere(run)
 
     def _is_elsewhere(self, run: RunState) -> None:
         self._sweep.budget.count_run(run)

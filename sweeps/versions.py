@@ -30,7 +30,7 @@ def about(plan: Plan) -> dict[str, Any]:
     """What coordinators compare before they work on one sweep."""
     found = {**versions(), "code": plan.code_version, "runs": f"{len(plan.runs)} ({_short(sorted(plan.by_key()))})"}
     if plan.searched:
-        space = [asdict(part) for part in (*plan.space, *plan.stages)]
+        space = [[asdict(entry) for entry in plan.space], [asdict(stage) for stage in plan.stages]]
         base = plan.make_run({}, plan.seeds[0]).key
         settings = {name: value for name, value in plan.study.items() if name not in ("storage", "lease_s")}
         found["search"] = _short([space, plan.seeds, plan.zipped, base, settings])

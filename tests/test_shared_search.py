@@ -62,10 +62,10 @@ def num_ended(directory: Path) -> int:
     return len([state for state in read_runs(directory).values() if not state.open])
 
 
-def search_settings(server: Server, **study: Any) -> dict[str, Any]:
+def search_settings(server: Server, sleep: float = 0.03, **study: Any) -> dict[str, Any]:
     asked = {"sampler": "tpe", "trials": 24, "startup_trials": 6, "abandon": False}
     return {
-        "seeds": [0, 1], "steps": 10, "engine": {"slots": 1}, "space": [asdict(LR)], "base": base_config(sleep=0.04),
+        "seeds": [0, 1], "steps": 10, "engine": {"slots": 1}, "space": [asdict(LR)], "base": base_config(sleep=sleep),
         "study": {"storage": server.url(), "lease_s": 3.0, **asked, **study},
     }  # fmt: skip
 
@@ -89,12 +89,12 @@ def test_three_coordinators_divide_a_search(server: Server, tmp_path: Path) -> N
     assert_all_asked_and_complete(server, directory)
     assert set(Counter(event["key"] for event in starts(directory)).values()) == {1}
     done = [len(entries(ledger_of(directory, process), "finished")) for process in processes]
-    assert sum(done) == 48 and min(done) >= 3, done
+    assert sum(done) == 48 and min(done) >= 2, done
     assert not any(entry["type"] == "retry" for entry in read_ledger(directory))
 
 
 def test_a_search_goes_on_when_its_leader_is_killed(server: Server, tmp_path: Path) -> None:
-    directory, settings = tmp_path / "orphaned", search_settings(server)
+    directory, settings = tmp_path / "orphaned", search_settings(server, sleep=0.05, trials=12)
     with contextlib.ExitStack() as stack:
         processes = [stack.enter_context(coordinator(directory, settings)) for _ in range(3)]
         victim = leader(directory, processes)
@@ -104,7 +104,7 @@ def test_a_search_goes_on_when_its_leader_is_killed(server: Server, tmp_path: Pa
     expected = [-signal.SIGKILL if process is victim else 0 for process in processes]
     assert [process.returncode for process in processes] == expected, said
     assert any("this coordinator leads the search from now on" in text for text in said)
-    assert_all_asked_and_complete(server, directory)
+    assert_all_asked_and_complete(server, directory, num_trials=12)
     twice = {key for key, count in Counter(event["key"] for event in starts(directory)).items() if count > 1}
     assert twice <= {entry["key"] for entry in entries(ledger_of(directory, victim), "start")} and len(twice) <= 1
 
@@ -115,7 +115,7 @@ def staged_settings(server: Server | None) -> dict[str, Any]:
         Stage("rate", space=(SpaceEntry("optim.lr", "choice", choices=(1e-4, 1e-3)),), share=0.5),
     ]
     study = {"storage": server.url(), "lease_s": 3.0} if server else {}
-    base = base_config(sleep=0.04, accuracy=0.5)
+    base = base_config(sleep=0.03, accuracy=0.5)
     return {"seeds": [0, 1, 2], "engine": {"slots": 1}, "stages": stages, "base": base, "study": study}
 
 
@@ -187,7 +187,7 @@ def test_a_database_that_is_gone_when_the_sweep_ends_costs_no_report_and_is_said
 ) -> None:
     directory, reports = tmp_path / f"end{searched}", []
     search: dict[str, Any] = {"sampler": "random", "trials": 1} if searched else {}
-    settings: dict[str, Any] = {"seeds": [0], "study": {"storage": server.url(), **search}}
+    settings: dict[str, Any] = {"seeds": [0], "study": {"storage": server.url(), "lease_s": 3.0, **search}}
     if searched:
         settings["space"] = [LR]
     else:
