@@ -225,6 +225,7 @@ class Search:
         if known is not None:
             # Asked for before: its runs are shared, the new trial is told the same.
             configuration.runs, configuration.pending_seeds = known.runs, []
+            configuration.pruned, configuration.abandoned = known.pruned, known.abandoned
         self._study.attach(configuration, number)
         self._take(configuration)
         if configuration.done:
