@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -48,6 +49,7 @@ def _read_elsewhere(paths: Sequence[Path]) -> list[RunLog | OSError]:
     code = f"import sys; sys.path[:] = {sys.path!r}; from analysis.readers import work; work()"
     command = [sys.executable, "-c", code]
     out: list[RunLog | OSError] = []
+    worker = None
     try:
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -58,7 +60,8 @@ def _read_elsewhere(paths: Sequence[Path]) -> list[RunLog | OSError]:
             while len(out) < len(paths):
                 out.append(_unpack(pickle.load(worker.stdout)))
     except (OSError, EOFError, pickle.UnpicklingError):
-        pass
+        if worker is not None and worker.returncode == -signal.SIGINT:  # Ctrl-C reaches it too
+            raise KeyboardInterrupt from None
     return out + [_read(path) for path in paths[len(out) :]]
 
 
