@@ -234,12 +234,16 @@ def _total(table: pa.Table, name: str) -> float:
 
 
 def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[Record], list[Record]]:
-    """Arms in the plan's order, then seeds; runs that a plan of named runs no longer holds come apart."""
+    """Arms in the plan's order, then seeds; runs that the plan would not make today come apart.
+
+    Those are the ones that a plan of named runs no longer holds, and of a search, those made by other code.
+    """
     planned = {record.key for record in records if record.planned}
     kept: list[Record] = []
     left_out: list[Record] = []
     for record in records:
-        stale = bool(planned) and not is_searched(plan) and not {record.key, record.row["parent"]} & planned
+        unnamed = bool(planned) and not is_searched(plan) and not {record.key, record.row["parent"]} & planned
+        stale = unnamed or (is_searched(plan) and _by_other_code(record, plan))
         (left_out if stale else kept).append(record)
     named = plan.get("arms")
     arms = {str(arm): index for index, arm in enumerate(named if isinstance(named, list | dict) else [])}
@@ -258,6 +262,12 @@ def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[
         )
 
     return sorted(kept, key=place_of), left_out
+
+
+def _by_other_code(record: Record, plan: Mapping[str, Any]) -> bool:
+    versions = (record.header.get("start") or {}).get("versions")
+    code = versions.get("code") if isinstance(versions, Mapping) else None
+    return bool(code and plan.get("code_version")) and code != plan["code_version"]
 
 
 def is_searched(plan: Mapping[str, Any]) -> bool:
@@ -297,7 +307,7 @@ def notes_about(records: list[Record], left_out: list[Record]) -> list[str]:
         ),
         ("last evaluation is not a number", having(_nan_accuracy), _title),
         ("no evaluation recorded", having(_no_eval), _title),
-        ("from an earlier plan, left out", left_out, lambda r: f"{_title(r)} {r.key}"),
+        ("from an earlier plan or made by other code, left out", left_out, lambda r: f"{_title(r)} {r.key}"),
     ]
     for words, group, describe in kinds:
         if group:

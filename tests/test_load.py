@@ -303,7 +303,22 @@ def test_runs_of_an_earlier_plan_are_left_out_with_a_note(tmp_path):
     (folder / "plan.json").write_text(json.dumps(plan))
     results = load(folder)
     assert len(results.runs) == 4 and len(results.rows) == 80
-    assert note(results, "from an earlier plan, left out")[0].startswith("2 runs")
+    assert note(results, "from an earlier plan or made by other code, left out")[0].startswith("2 runs")
+
+
+def test_runs_of_a_search_made_by_other_code_are_left_out_with_a_note(tmp_path):
+    folder = make_results(tmp_path / "demo")
+    plan = json.loads((folder / "plan.json").read_text())
+    key = plan["runs"][0]["key"]
+    (folder / "plan.json").write_text(
+        json.dumps({**plan, "runs": [], "study": {"sampler": "tpe"}, "code_version": "new"})
+    )
+    for log in folder.glob("runs/*/events.jsonl"):
+        code = "old" if log.parent.name == key else "new"
+        log.write_text(log.read_text().replace('"versions":{', f'"versions":{{"code":"{code}",', 1))
+    results = load(folder)
+    assert key not in set(results.runs["key"]) and len(results.runs) == len(plan["runs"]) - 1
+    assert note(results, "made by other code, left out")[0].startswith("1 run")
 
 
 def test_a_fork_is_listed_but_is_no_data_of_its_arm(tmp_path):
