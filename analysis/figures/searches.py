@@ -85,7 +85,7 @@ def _importance(ax: Axes, axes: list[Axis], trials: pd.DataFrame, found: Importa
     ax.set_yticks(range(len(order)), [_tail(key) for key in order])
     ax.set_xlim(0, 1)
     ax.grid(axis="y", visible=False)
-    ax.set_xlabel(f"Share, for the best {found.best_share:.0%} (upright line: chance, 95 %)", fontsize=6.5)
+    ax.set_xlabel(f"Share, for the best {found.best_share:.0%} (line: chance, 95 %)", fontsize=6.5)
     ax.set_title(f"Importance ({found.used} used, {found.left_out} stopped or open)", fontsize=7)
     rows = [{"kind": "importance", "key": k, "value": found.value[k], "chance": found.chance.get(k)} for k in order]
     return pd.DataFrame(rows).assign(used=found.used, left_out=found.left_out)
