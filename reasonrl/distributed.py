@@ -1,4 +1,4 @@
-"""One run on several processes, each with a whole copy of the model (data parallel).
+"""One run on several processes, each with a whole copy of the model (data parallel; `sharding` splits the training).
 
 Every process holds the same weights and the same rollout batch; it samples a share of the prompts and runs a share
 of the rows, and gradients are summed. Loss weights are made from the whole minibatch, so denominators are global
@@ -86,6 +86,29 @@ def from_main(compute: Callable[[], T]) -> T:
     box: list[Any] = [compute() if is_main() else None]
     torch.distributed.broadcast_object_list(box)
     return box[0]
+
+
+def shard_like(shard: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Return `value`, which every process holds whole, sharded as `shard` is; as it is where `shard` is whole."""
+    if not hasattr(shard, "placements") or value.shape != shard.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    value = value.to(shard.device)
+    return distribute_tensor(value, shard.device_mesh, shard.placements, src_data_rank=None).clone()
+
+
+def whole(value: torch.Tensor) -> torch.Tensor:
+    """Return a sharded tensor gathered from all processes; any other as it is."""
+    return value.full_tensor() if hasattr(value, "placements") else value
+
+
+def whole_on_main(value: torch.Tensor) -> torch.Tensor:
+    """Return a sharded tensor gathered into the first process's CPU memory, empty elsewhere; any other as it is."""
+    if not hasattr(value, "placements"):
+        return value
+    gathered = whole(value.detach())
+    return gathered.cpu() if is_main() else gathered.new_empty(0)
 
 
 def sum_gradients(parameters: Sequence[torch.Tensor]) -> None:

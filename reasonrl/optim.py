@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from reasonrl import distributed
 from reasonrl.lazy import torch
 
 
@@ -84,7 +85,7 @@ class Optimizer:
         for master in self.masters:
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.max_grad_norm or math.inf))
+        norm = float(distributed.whole(torch.nn.utils.clip_grad_norm_(self.masters, self.max_grad_norm or math.inf)))
         if math.isfinite(norm):
             for group in self.adam.param_groups:
                 group["lr"] = lr
@@ -100,13 +101,13 @@ class Optimizer:
                     parameter.copy_(master)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return masters and moments by name, for a checkpoint."""
+        """Return masters and moments by name, for a checkpoint; sharded ones come together in the first process."""
         named: dict[str, torch.Tensor] = {}
         for index, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
             if master is not parameter:
-                named[f"{index}.master"] = master
+                named[f"{index}.master"] = distributed.whole_on_main(master)
             for key, value in self.adam.state.get(master, {}).items():
-                named[f"{index}.{key}"] = value
+                named[f"{index}.{key}"] = distributed.whole_on_main(value)
         return named
 
     def load_tensors(self, named: dict[str, torch.Tensor]) -> None:
@@ -116,8 +117,9 @@ class Optimizer:
             master = self.masters[int(index)]
             if name == "master":
                 with torch.no_grad():
-                    master.copy_(value)
+                    master.copy_(distributed.shard_like(master, value))
             else:
                 # torch keeps `step` on the CPU unless fused on a GPU, where it follows the parameter
                 on_cpu = name == "step" and master.device.type == "cpu"
-                self.adam.state[master][name] = value.clone().to("cpu" if on_cpu else master.device)
+                value = value.clone().to("cpu" if on_cpu else master.device)
+                self.adam.state[master][name] = distributed.shard_like(master, value)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reasonrl import checkpoint, distributed
+from reasonrl import checkpoint, distributed, sharding
 from reasonrl.alerts import Alert, AlertMonitor
 from reasonrl.config import Config, canonical, code_version, doubts, run_key, to_dict
 from reasonrl.data import ProblemStream
@@ -56,6 +56,7 @@ class Run:
     weights: WeightSchedule
     scorers: dict[str, Scorer]
     thermostat: Thermostat
+    sharded: sharding.Sharded | None = None
     step: int = 0
     gradient_steps: int = 0
     starved: int = 0
@@ -84,6 +85,10 @@ class Run:
         if PRIORITY.get(answer, 0) > PRIORITY[self.command]:
             self.command = answer
 
+    def learner(self) -> contextlib.AbstractContextManager[Policy]:
+        """Yield the policy whose weights the optimizer changes: the one that samples, or its sharded twin."""
+        return contextlib.nullcontext(self.policy) if self.sharded is None else self.sharded.training()
+
     def goes_on(self) -> bool:
         """Return whether another step is due; all processes take the first one's word for it."""
         self.command, self.stop_reason = distributed.gather([(self.command, self.stop_reason)])[0]
@@ -110,7 +115,8 @@ class Run:
         for alert in self.monitor.update(self.step, {**metrics, **held_out}):
             self.raise_alert(alert)
         every = config.checkpoint.every
-        if (every and self.step % every == 0) or self.command or self.step == config.steps:
+        due = (every and self.step % every == 0) or self.command or self.step == config.steps
+        if distributed.from_main(lambda: bool(due)):
             self.save()
 
     def raise_alert(self, alert: Alert) -> None:
@@ -133,10 +139,13 @@ class Run:
     # -- the checkpoint --------------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write a checkpoint of the state after `step`, once."""
-        if self.saved == self.step or self.log is None:
+        """Write a checkpoint of the state after `step`, once; all processes call it, the first one writes."""
+        if self.saved == self.step:
             return
         tensors = {"optimizer.safetensors": self.optimizer.tensors()}
+        if self.log is None:
+            self.saved = self.step
+            return
         tensors["weights.safetensors"] = {str(i): p for i, p in enumerate(self.policy.trainable())}
         state = {
             "step": self.step,
@@ -169,6 +178,8 @@ class Run:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
+        if self.sharded is not None:
+            self.sharded.take()
         self.optimizer.load_tensors(loaded.tensors["optimizer.safetensors"])
         self.step, self.gradient_steps = state["step"], state["gradient_steps"]
         self.starved, self.entropy = state["starved"], state["entropy"]
@@ -203,12 +214,14 @@ def export(policy: Policy, folder: Path) -> None:
     policy.tokenizer.save_pretrained(folder)
 
 
-def versions(trainer: str = "ours") -> dict[str, str]:
+def versions(trainer: str = "ours", sharded: sharding.Sharded | None = None) -> dict[str, str]:
     """Return what the numbers of a run depend on besides its configuration."""
     import numpy
     import transformers
 
     other = {} if trainer == "ours" else {trainer: importlib.metadata.version(trainer)}
+    if sharded is not None:
+        other["sharding"] = f"fsdp, reshard_after_forward={str(sharded.reshards).lower()}"
     return other | {
         "code": code_version(),
         "python": platform.python_version(),
@@ -234,6 +247,7 @@ def open_run(
     Data and model are loaded before anything is written, so that bad input leaves no half-made folder.
     """
     torch.manual_seed(config.seed)
+    sharding.load_everywhere()
     scorers = load_scorers(config.reward)
     task = load_task(config.task, config.seed)
     policy = load(config) if load is not None else load_policy(config.model, config.task.operands)
@@ -242,6 +256,7 @@ def open_run(
     heldout = task.heldout(config.eval.problems)
     settings = _dotted(to_dict(config)) | {"eval.problems": len(heldout)}  # a data set may hold fewer
     reference = make_reference(policy) if needs_reference(config.kl) and load is None else None
+    sharded = sharding.shard(policy) if load is None else None
     main = distributed.is_main()
     make_folder(run_dir)
     thermostat = Thermostat(config.entropy.target, config.entropy.delta, config.entropy.max_coef)
@@ -256,11 +271,12 @@ def open_run(
         task=task,
         heldout=heldout,
         problems=ProblemStream(task, config.seed, config.data.difficulty_gate),
-        optimizer=Optimizer(policy.trainable(), config.optim),
+        optimizer=Optimizer((sharded.twin if sharded else policy).trainable(), config.optim),
         monitor=AlertMonitor(config.alerts, settings=settings, group_size=config.sampling.group_size),
         weights=WeightSchedule(config.reward.parts),
         scorers=scorers,
         thermostat=thermostat,
+        sharded=sharded,
     )
     try:
         _start(run)
@@ -325,7 +341,7 @@ def _start(run: Run) -> None:
     name = config.name or run_key(config)
     start: dict[str, Any] = {"key": run_key(config), "name": name, "seed": config.seed, "steps": config.steps}
     process: dict[str, Any] = {"resumed_from": resumed, "pid": os.getpid()}
-    run.emit("start", **start, config=to_dict(config), versions=versions(config.trainer), **process)
+    run.emit("start", **start, config=to_dict(config), versions=versions(config.trainer, run.sharded), **process)
     for complaint in complaints + doubts(config):
         run.warn(complaint)
     if not same_run:

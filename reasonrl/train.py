@@ -74,7 +74,8 @@ def train_step(run: Run, step: int) -> None:
         batch, reward_metrics = score(run, rollouts, ref_BT, step)
         entropy = entropy_stats(rollouts.completions.entropy_BT[rollouts.completions.mask_BT.bool()])
         bonus = _bonus(run, entropy["entropy/mean"])
-        updates = update(run.policy, run.optimizer, batch, _settings(config, lr, bonus, step))
+        with run.learner() as policy:
+            updates = update(policy, run.optimizer, batch, _settings(config, lr, bonus, step))
         metrics |= reward_metrics | entropy | rollout_metrics(rollouts, config.reward.ngram) | updates
         metrics |= _entropy_change(run, batch, entropy["entropy/mean"], lr * updates["optim/updates"], bonus)
         run.gradient_steps += int(updates["optim/updates"])

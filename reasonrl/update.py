@@ -92,7 +92,8 @@ def update(policy: Policy, optimizer: Optimizer, batch: TrainBatch, settings: Up
                 continue
             seen.means.add("loss/denominator", denominator)
             _accumulate(policy, optimizer, batch, rows, weights, settings, seen)
-            distributed.sum_gradients(optimizer.masters)
+            if policy.root is None:  # sharded gradients are summed in backward
+                distributed.sum_gradients(optimizer.masters)
             norm = optimizer.step(settings.lr)
             seen.means.add("optim/grad_norm", norm)
             seen.updates += 1
@@ -131,13 +132,22 @@ def _accumulate(
     total = 0.0
     lengths = batch.completions.lengths_B[rows[index]]
     packed = packed_tokens(batch.prompts, batch.owner_B[rows[index]].tolist(), lengths.tolist()) <= policy.pack_tokens
-    for part in _micro_batches(lengths, settings.micro_batch_size, packed):
+    parts = list(_micro_batches(lengths, settings.micro_batch_size, packed))
+    idle = 0 if policy.root is None else max(distributed.gather([len(parts)])) - len(parts)
+    for part in parts:
         chosen = index[part]
         extra = [None if mask is None else mask[chosen] for mask in (cov_cut, cov_penalty)]
         loss = _micro_loss(policy, batch, rows[chosen], weights[chosen], extra, settings, seen)
         loss.backward()
         optimizer.accumulate()
         total += float(loss.detach())
+    one = rows[:1]
+    for _ in range(idle):  # passes of the other processes, which gather weights and add up gradients together
+        logprobs, _ = policy.forward(
+            lambda: completion_logprobs(policy, batch.prompts, batch.owner_B[one], batch.completions, one)
+        )
+        (0.0 * logprobs.sum()).backward()
+        optimizer.accumulate()
     seen.means.add("loss/total", total)
     if seen.updates == 0 and seen.ratios:
         errors = torch.cat(seen.ratios).log().abs()
@@ -191,8 +201,10 @@ def _micro_loss(
 ) -> torch.Tensor:
     """Return the loss of some rows, already divided by the minibatch's denominator, and note its metrics."""
     done = batch.completions
-    logprobs, entropy = completion_logprobs(
-        policy, batch.prompts, batch.owner_B[rows], done, rows, with_entropy=settings.bonus > 0
+    logprobs, entropy = policy.forward(
+        lambda: completion_logprobs(
+            policy, batch.prompts, batch.owner_B[rows], done, rows, with_entropy=settings.bonus > 0
+        )
     )
     width, device = logprobs.shape[1], logprobs.device
 

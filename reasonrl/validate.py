@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from reasonrl import advantages, entropy, kl, loss, overlong, rewards, trl_options
+from reasonrl import advantages, entropy, kl, loss, overlong, rewards, sharding, trl_options
 from reasonrl.errors import Mistake
 from reasonrl.optim import SCHEDULES
 from reasonrl.tasks import TASKS, arithmetic, records
@@ -281,21 +280,18 @@ def _alerts(config: Config) -> Iterator[Mistake]:
     yield from config.alerts.mistakes()
 
 
-SPLITTING = {"FSDP": "FSDP", "DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM"}
-
-
 def _launch(config: Config) -> Iterator[Mistake]:
-    """What `accelerate launch` was told that no run here does, and would be ignored without a word."""
-    for variable, name in SPLITTING.items():
-        if os.environ.get(f"ACCELERATE_USE_{variable}", "").lower() in ("1", "true"):
-            allowed = "splits the weights over processes; a run here keeps a whole copy in each"
-            cure = "Launch with --multi_gpu; model.lora.r and model.gradient_checkpointing save memory."
-            yield Mistake("accelerate", name, allowed, cure)
+    """What accelerate's configuration asks for and no run here does; it would be ignored without a word."""
+    yield from sharding.mistakes()
+    if config.trainer == "trl" and sharding.asked():
+        allowed = "splits weights that the evaluation and the checkpoints of trainer=trl need whole"
+        yield Mistake("accelerate", "FSDP", allowed, "Use trainer=ours, or distributed_type: MULTI_GPU.")
 
 
 def doubts_about(config: Config) -> list[str]:
     """Return what is allowed and most likely not wanted, in one sentence each."""
-    found = []
+    doubt = sharding.doubt()
+    found = [] if doubt is None else [doubt]
     chosen = config.loss
     if chosen.kind == "gspo" and max(chosen.low, chosen.high) > GSPO_LARGEST:
         found.append(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from reasonrl import sharding
 from reasonrl.config import Config
 from reasonrl.errors import Mistake
 from reasonrl.validate import infinite
@@ -36,6 +37,7 @@ class EngineConfig:
     devices: list[str] | None = None  # GPU indices or UUIDs; null: those visible
     threads: int | None = None  # per slot; null: cores / slots
     per_trial_gpus: int = 1  # more than 1: launched through accelerate
+    accelerate_config: str | None = None  # file for its launcher (FSDP); null: a whole copy of the model per GPU
     trials_per_gpu: int = 1
     hang_timeout_s: float = 600.0  # a run without progress for so long (thrice while it loads) counts as hung
     max_retries: int = 2  # per run, for failures that may pass (killed, hung, infrastructure)
@@ -153,12 +155,33 @@ def validate_sweep(cfg: Mapping[str, Any]) -> list[Mistake]:
                 "Set engine.per_trial_gpus=1 or engine.trials_per_gpu=1.",
             )
         )
+    mistakes += _accelerate_mistakes(engine)
     if sweep["name"] and not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", sweep["name"]):
         allowed = "names a folder: letters, digits and . _ + - only"
         mistakes.append(Mistake("sweep.name", sweep["name"], allowed, "Choose the parent folder with results=DIR."))
     if not sweep["seeds"]:
         mistakes.append(Mistake("sweep.seeds", [], "needs at least one seed", "For instance sweep.seeds=[0,1,2]."))
     return mistakes
+
+
+def _accelerate_mistakes(engine: Mapping[str, Any]) -> list[Mistake]:
+    """What is wrong with the file that accelerate's launcher is to read."""
+    import yaml
+
+    key, file = "engine.accelerate_config", engine["accelerate_config"]
+    if file is None:
+        return []
+    if engine["per_trial_gpus"] == 1:
+        allowed = "is read where a run takes several GPUs"
+        return [Mistake(key, file, allowed, "Set engine.per_trial_gpus=2, or leave it out.")]
+    try:
+        environment = sharding.environment_of(Path(file).expanduser())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        return [Mistake(key, file, f"is no configuration of accelerate ({error})", "`accelerate config` writes one.")]
+    found = [replace(mistake, key=f"{key}: {mistake.key}") for mistake in sharding.mistakes(environment)]
+    if not found and not {"ACCELERATE_USE_FSDP", "ACCELERATE_USE_MULTI_GPU"} & set(environment):
+        return [Mistake(key, file, "must have distributed_type: FSDP or MULTI_GPU")]
+    return found
 
 
 def folder_mistakes(key: str, value: Any, folder: Path) -> list[Mistake]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from reasonrl import distributed
 from reasonrl.entropy import EntropyConfig
 from reasonrl.kl import KlConfig
 from reasonrl.loss import LossConfig
@@ -73,7 +74,7 @@ class Onlooker:
     def step(self, lr: float) -> float:
         """Note the gradient and return its norm."""
         parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        self.gradients.append(torch.cat([part.flatten() for part in parts]))
+        self.gradients.append(torch.cat([distributed.whole(part).flatten() for part in parts]))
         for parameter in self.parameters:
             parameter.grad = None
         return float(self.gradients[-1].norm())

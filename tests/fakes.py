@@ -118,6 +118,8 @@ def train_on_ranks(config: Mapping[str, Any], run_dir: Path, on_event: Callable[
     """A trainer on several processes: every rank leaves a file, the first one trains."""
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     (run_dir / f"rank_{rank}_of_{size}").write_text(str(os.getpid()))
+    if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+        (run_dir / f"fsdp_{rank}").touch()
     if rank == "0":
         train(config, run_dir, on_event)
     else:

@@ -99,6 +99,26 @@ def test_every_run_keeps_the_settings_of_the_sweep_file(plan, loader):
         assert not {"sweep", "study", "engine", "plan", "results", "hydra"} & set(run.config)
 
 
+@pytest.mark.parametrize(
+    ("text", "gpus", "part"),
+    [
+        ("distributed_type: FSDP", 1, "Set engine.per_trial_gpus=2"),
+        (None, 2, "is no configuration of accelerate"),
+        ("- a list", 2, "names no distributed_type"),
+        ("{: }: [", 2, "is no configuration of accelerate"),
+        ("distributed_type: 'NO'", 2, "must have distributed_type: FSDP or MULTI_GPU"),
+        ("distributed_type: DEEPSPEED", 2, "accelerate=DeepSpeed"),
+        ("{distributed_type: FSDP, fsdp_config: {fsdp_offload_params: true}}", 2, "fsdp_offload_params=true"),
+    ],
+)
+def test_a_file_for_accelerate_is_read_before_anything_starts(mistakes, tmp_path, text, gpus, part):
+    file = tmp_path / "accelerate.yaml"
+    if text is not None:
+        file.write_text(text)
+    found = mistakes("+sweep=clip_ablation", f"engine.accelerate_config={file}", f"engine.per_trial_gpus={gpus}")
+    assert "engine.accelerate_config" in found and part in found
+
+
 def test_a_run_has_the_key_of_the_same_run_elsewhere(plan):
     run = plan("+sweep=clip_ablation").runs[1]
     assert run.key == run_key(from_dict(run.config))

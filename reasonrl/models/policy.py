@@ -6,7 +6,7 @@ import contextlib
 import copy
 import io
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Policy:
     shares_prompts: bool = True  # a cache can be kept while training (not with gradient checkpointing)
     pack_tokens: int = 0  # rows are packed into one up to so many tokens (reasonrl/packing.py)
     checkpointed: tuple[Any, ...] = ()  # layers that recompute their activations in backward
+    root: Any = None  # sharded: the module in whose forward the parts may run, on all processes together
 
     def encode(self, problem: Problem) -> list[int]:
         """Return the prompt's token ids, through the chat template where the policy uses one."""
@@ -81,6 +82,10 @@ class Policy:
         for layer in self.checkpointed:  # transformers drops the cache of layers in training mode
             layer.training = cache is None and torch.is_grad_enabled()
         return self.body(input_ids=ids, **kwargs)[0]
+
+    def forward(self, function: Callable[[], Any]) -> Any:
+        """Call `function`, which runs parts of the policy for one backward, with the weights at hand."""
+        return function() if self.root is None else self.root(function)
 
     def trainable(self) -> list[torch.nn.Parameter]:
         """Return the parameters that training changes."""

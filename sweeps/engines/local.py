@@ -43,6 +43,8 @@ class LocalEngine:
         layout = layout or _lay_out_here(settings)
         self._slots, self.notes = layout.slots, layout.notes
         self._train = str(settings.get("train") or "reasonrl.train:train")
+        file = settings.get("accelerate_config")
+        self._accelerate = str(Path(file).expanduser().resolve()) if file else ""
         self._logs = logs
         self._workers: dict[int, _Worker] = {}
         self._selector = selectors.DefaultSelector()
@@ -58,6 +60,7 @@ class LocalEngine:
         command = [sys.executable, "-m", "sweeps.engines.worker", "--fd", str(theirs.fileno())]
         command += ["--train", self._train, "--threads", str(slot.threads), "--share", str(slot.share)]
         command += ["--gpus", str(len(slot.devices)), "--coordinator", str(os.getpid())]
+        command += ["--accelerate", self._accelerate] if self._accelerate else []
         self._logs.mkdir(parents=True, exist_ok=True)
         with (self._logs / f"slot-{slot.index}.log").open("ab") as log:
             try:

@@ -27,17 +27,23 @@ _POLL_S = 0.1
 _LAST_WORDS_S = 10.0  # between the first rank's end and that of its launcher
 
 
-def launch(link: Link, train: str, job: Message, run_dir: Path, num_ranks: int, threads: int) -> Message:
-    """Train one run on `num_ranks` processes; returns the answer of the first, or what became of them."""
+def launch(
+    link: Link, train: str, job: Message, run_dir: Path, num_ranks: int, threads: int, config: str = ""
+) -> Message:
+    """Train one run on `num_ranks` processes; returns the answer of the first, or what became of them.
+
+    `config` is a file for accelerate's launcher, which says more than one process per GPU.
+    """
     (run_dir / JOB).write_text(json.dumps({"job": job, "train": train, "threads": max(1, threads // num_ranks)}))
     folder = Path(tempfile.mkdtemp(prefix="reasonrl-ranks-"))
     try:
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as server:
             server.bind(str(folder / "socket"))
             server.listen(1)
-            command = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+            command = [sys.executable, "-m", "accelerate.commands.launch"]
+            plain = ["--multi_gpu", "--mixed_precision", "no", "--dynamo_backend", "no"]
+            command += ["--config_file", config] if config else plain
             command += ["--num_processes", str(num_ranks), "--num_machines", "1", "--main_process_port", "0"]
-            command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
             command += ["-m", "sweeps.engines.ranks", str(run_dir / JOB)]
             env = {**os.environ, ADDRESS: str(folder / "socket")}
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=env)

@@ -133,11 +133,12 @@ class RayEngine:
             strategies = self._ray.util.scheduling_strategies
             options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(place)
         fields = {"index": slot.index, "threads": slot.threads, "share": slot.share}
-        train = {"train": self._settings.get("train")}
+        file = self._settings.get("accelerate_config")
+        settings = {"train": self._settings.get("train"), "accelerate_config": file and str(Path(file).resolve())}
         actor = (
             self._ray.remote(SlotActor)
             .options(**options)
-            .remote(train, str(self._logs.resolve()), fields, bool(slot.devices))
+            .remote(settings, str(self._logs.resolve()), fields, bool(slot.devices))
         )
         self._hands[slot.index] = _Hand(actor, actor.poll.remote(POLL_S), [], place)
 

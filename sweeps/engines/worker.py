@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--share", type=float, default=1.0)
     parser.add_argument("--gpus", type=int, default=0)
+    parser.add_argument("--accelerate", default="")
     parser.add_argument("--coordinator", type=int, required=True)
     args = parser.parse_args()
     die_with(args.coordinator)
@@ -243,7 +244,7 @@ def run_one(link: Link, train: Callable[..., Any], job: Message, args: argparse.
         if args.gpus > 1:
             from sweeps.engines.ranks import launch
 
-            return launch(link, args.train, job, run_dir, args.gpus, args.threads)
+            return launch(link, args.train, job, run_dir, args.gpus, args.threads, args.accelerate)
     except OSError as error:  # a full disk, most likely
         return {"type": "failed", "key": job["key"], **describe_exception(error)}
     return {**train_one(link, train, job), **memory_left()}
