@@ -88,7 +88,7 @@ def from_main(compute: Callable[[], T]) -> T:
     return box[0]
 
 
-def shard_like(shard: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def shard_like(shard: Any, value: torch.Tensor) -> torch.Tensor:
     """Return `value`, which every process holds whole, sharded as `shard` is; as it is where `shard` is whole."""
     if not hasattr(shard, "placements") or value.shape != shard.shape:
         return value
@@ -98,12 +98,12 @@ def shard_like(shard: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(value, shard.device_mesh, shard.placements, src_data_rank=None).clone()
 
 
-def whole(value: torch.Tensor) -> torch.Tensor:
+def whole(value: Any) -> torch.Tensor:
     """Return a sharded tensor gathered from all processes; any other as it is."""
     return value.full_tensor() if hasattr(value, "placements") else value
 
 
-def whole_on_main(value: torch.Tensor) -> torch.Tensor:
+def whole_on_main(value: Any) -> torch.Tensor:
     """Return a sharded tensor gathered into the first process's CPU memory, empty elsewhere; any other as it is."""
     if not hasattr(value, "placements"):
         return value

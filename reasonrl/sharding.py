@@ -204,12 +204,17 @@ def _blocks(model: Any) -> list[Any]:
     if os.environ.get("FSDP_AUTO_WRAP_POLICY", "").upper() == "NO_WRAP":
         return []
     wanted = set(named or getattr(inner_model(model), "_no_split_modules", None) or ())
-    found = [module for module in model.modules() if type(module).__name__ in wanted]
-    missing = set(named) - {type(module).__name__ for module in found}
+    missing = set(named) - {type(module).__name__ for module in model.modules()}
     if missing:
         allowed = f"are no modules of this model; its own blocks are {inner_model(model)._no_split_modules}"
         key = "accelerate fsdp_transformer_layer_cls_to_wrap"
         raise ConfigError([Mistake(key, ", ".join(sorted(missing)), allowed, "Leave it out to take those.")])
+    found: list[Any] = []
+    inside: set[Any] = set()  # of a block found before
+    for module in model.modules():
+        if type(module).__name__ in wanted and module not in inside:
+            found.append(module)
+            inside.update(module.modules())
     return found
 
 

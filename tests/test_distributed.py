@@ -111,7 +111,7 @@ def test_accelerate_starts_it(make_config, tmp_path):
 
     from reasonrl.config import to_dict
 
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
     root = str(Path(__file__).resolve().parents[1])
     done = subprocess.run(
@@ -123,3 +123,5 @@ def test_accelerate_starts_it(make_config, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     same_rows(rows_of(tmp_path / "one"), rows_of(tmp_path / "two"))
+    start = next(iter(read_events(tmp_path / "two" / "events.jsonl")))
+    assert start["versions"]["processes"] == "2"  # with --cpu the launcher starts one, whatever --num_processes says
