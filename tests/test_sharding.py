@@ -45,6 +45,7 @@ def sharded(policy, **more):
 
 @pytest.mark.parametrize("reshard", ["true", "false"])
 def test_shards_give_the_gradient_and_metrics_of_one_process(policy, tmp_path, reshard):
+    policy.pack_tokens *= reshard == "true"  # rows packed into one, and side by side
     unequal = make_batch(policy)
     unequal.advantages_B[:11] = 0.0  # five rows left: two micro-batches of one process, three of the other
     work = [*cases(policy), *((unequal, make_settings(micro_batch_size=size, minibatches=2)) for size in (1, 4))]
