@@ -73,8 +73,8 @@ class Study:
             self._adopt(configurations)
             self.available, self.away = True, False
         except ValueError as error:
-            # Optuna refuses a parameter whose range changed: the study is derived, so it is made anew.
-            self._start_anew(f"the arms or the search space changed ({error})", configurations)
+            # Optuna refuses a parameter whose range changed; the study is derived, so it is made anew.
+            self._start_anew(f"the plan or the code changed ({error})", configurations)
         except sqlite3.DatabaseError as error:
             self._start_anew(str(error), configurations)
         except SQLAlchemyError as error:
@@ -148,6 +148,7 @@ class Study:
         for configuration in configurations:
             self._take_up(configuration)
         if not self._plan.stages:
+            self._check_leftover()
             self._close_orphans()
 
     def _take_up(self, configuration: Configuration) -> None:
@@ -183,6 +184,13 @@ class Study:
                 self._database.set_value_at(configuration.trial or 0, seed, value)
         if configuration.done:
             self._tell(configuration)
+
+    def _check_leftover(self) -> None:
+        """ValueError when a search would learn from, or be pruned by, trials whose runs it would not make today."""
+        trials = [trial for trials in self._known.values() for trial in trials]
+        stale = [trial for trial in trials if trial.state.is_finished() and "orphan" not in trial.user_attrs]
+        if stale and self._plan.searched:
+            raise ValueError(f"{len(stale)} of its trials were made by other code, or from another base")
 
     def _check_ranges(self, trials: Sequence[FrozenTrial]) -> None:
         """ValueError when a parameter on record has another range than the plan gives it today."""

@@ -83,6 +83,19 @@ def test_a_search_resumed_after_an_early_end_does_not_repeat_its_draws(tmp_path:
     assert sorted(drawn) == sorted(trial.params["optim.lr"] for trial in load(tmp_path / "t").trials)
 
 
+def test_a_search_learns_nothing_from_trials_that_other_code_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = search_plan(tmp_path / "s", sampler="random", trials=3)
+    assert run(first) == 0
+    second = search_plan(tmp_path / "s", sampler="random", trials=4)
+    second.composer.base["fake"] = {"sleep": 0.01}  # type: ignore[union-attr]  # other keys, as other code makes them
+    assert run(second) == 0
+    assert "3 of its trials were made by other code" in capsys.readouterr().out
+    assert len(load(second.directory).trials) == 4
+    assert len(entries(second.directory, "start")) == 3 + 4
+
+
 def test_a_deleted_study_of_a_search_is_rebuilt_with_its_parameters(tmp_path: Path) -> None:
     run(search_plan(tmp_path / "s", seeds=(0, 1)))
     before = {(trial.params["optim.lr"], trial.value) for trial in load(tmp_path / "s").trials}
