@@ -109,6 +109,7 @@ class Lead:
             sweep.progress.line("this coordinator leads the search from now on")
         for run in book.runs.values():
             run.given_up = False
+            sweep.sharing.tell_workers()  # many long logs take a while to read
             if run.status != "running":
                 sweep.sharing.refresh(run)
         book.forget_configurations()
@@ -119,6 +120,7 @@ class Lead:
         self._source = make_source(sweep)
         sweep.sharing.mark()
         sweep.take_stock()
+        self._due = dict.fromkeys((each.name for each in book.configurations if each.pruned), 0.0)
         self._offered = {key for key, run in book.runs.items() if run.status == "waiting"}
 
     def resign(self) -> None:
@@ -136,7 +138,7 @@ class Lead:
         for configuration in self._sweep.book.configurations:
             if not configuration.pruned:
                 continue
-            due = self._due.setdefault(configuration.name, now + 2 * LOOK_S)  # the first was sent when it was pruned
+            due = self._due.setdefault(configuration.name, now + REPEAT_S)  # the first was sent when it was pruned
             if now >= due:
                 self._due[configuration.name] = now + REPEAT_S
                 enforce(self._sweep, configuration)

@@ -127,7 +127,7 @@ class Sharing:
         now = time.monotonic()
         if not self._claims.shared:
             return
-        self._tell_workers(now)
+        self.tell_workers()
         if now - self._looked < LOOK_S:
             return
         self._looked = now
@@ -198,9 +198,9 @@ class Sharing:
         if sweep.lead is not None:
             sweep.lead.resign()
 
-    def _tell_workers(self, now: float) -> None:
+    def tell_workers(self) -> None:
         """Pass a renewed lease on, so that workers whose coordinator is frozen or cut off end by themselves."""
-        lease = self.lease() or 0.0
+        now, lease = time.monotonic(), self.lease() or 0.0
         if not lease or now + lease < self._told + 0.1:
             return
         self._told = now + lease

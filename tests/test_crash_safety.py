@@ -18,7 +18,7 @@ from typing import Any
 import optuna
 import pytest
 
-from reasonrl.events import read_events
+from reasonrl.events import read_events, read_from
 from sweeps import summary
 from sweeps.ledger import read_ledger
 from sweeps.lock import FolderHeldError, FolderLock, Holder, read_holder
@@ -226,6 +226,18 @@ def test_a_torn_last_line_costs_at_most_the_step_it_tore(tmp_path: Path) -> None
     assert run(plan) == 0
     run(make_plan(tmp_path / "t", {"a": {}}, seeds=(0,)))
     assert list(rows_of(plan.directory).values()) == list(rows_of(tmp_path / "t").values())
+
+
+def test_a_log_is_read_on_from_where_it_was_left_and_a_line_being_written_waits(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"type":"step","step":1}\nno json\n{"type":"step","st')
+    events, offset = read_from(path, 0)
+    assert [event["step"] for event in events] == [1]
+    with path.open("a") as file:
+        file.write('ep":2,"metrics":{"x":"nan"}}\n')
+    events, end = read_from(path, offset)
+    assert [event["step"] for event in events] == [2] and events[0]["metrics"]["x"] != events[0]["metrics"]["x"]
+    assert read_from(path, end) == ([], end) and end == path.stat().st_size
 
 
 def test_a_changed_list_of_arms_rebuilds_the_study_and_keeps_the_old_one_aside(tmp_path: Path) -> None:

@@ -104,6 +104,13 @@ def test_the_forecast_divides_what_is_left_by_the_slots() -> None:
     assert forecast_seconds([state()], 2) is None
 
 
+def test_a_budget_of_runs_lets_as_many_new_ones_be_offered_as_are_left() -> None:
+    budget = Budget({"runs": 3}, gpus_per_slot=1)
+    budget.count_past([state(step=60, status="finished"), state(seed=1, step=30, status="partial")])
+    begun, *fresh = state(seed=1, step=30, status="partial"), state(seed=2), state(seed=3)
+    assert budget.fitting([fresh[0], fresh[1], begun]) == [fresh[0], begun]
+
+
 def test_a_budget_counts_earlier_commands_and_names_the_limit() -> None:
     budget = Budget({"steps": 100, "runs": None, "gpu_hours": None, "minutes": None}, gpus_per_slot=2)
     budget.count_past([state(step=60, status="finished"), state(seed=1, step=30, status="paused"), state(seed=2)])

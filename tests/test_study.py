@@ -205,3 +205,15 @@ def test_the_pruner_module_imports_no_torch() -> None:
 def test_the_command_line_answers_without_optuna_and_torch() -> None:
     code = "import sys, sweeps.__main__; raise SystemExit(any(m in sys.modules for m in ('optuna', 'torch', 'pandas')))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_a_coordinator_that_does_not_hold_the_study_asks_for_nothing(tmp_path: Path) -> None:
+    entry, holds = SpaceEntry("optim.lr", "float", low=1e-6, high=1e-2, log=True), [True]
+    plan = make_plan(tmp_path / "s", study={"sampler": "random", "trials": 3}, space=[entry])
+    study = Study(plan, print, lambda: holds[-1])
+    study.open([])
+    assert study.ask("", [entry], {}, "random") is not None
+    holds.append(False)
+    assert study.ask("", [entry], {}, "random") is None
+    assert len(load(tmp_path / "s").trials) == 1
+    study.close()
