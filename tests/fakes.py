@@ -119,7 +119,7 @@ def train_on_ranks(config: Mapping[str, Any], run_dir: Path, on_event: Callable[
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
     (run_dir / f"rank_{rank}_of_{size}").write_text(str(os.getpid()))
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
-        (run_dir / f"fsdp_{rank}").touch()
+        (run_dir / f"fsdp_{rank}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
     if rank == "0":
         train(config, run_dir, on_event)
     else:

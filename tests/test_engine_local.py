@@ -140,7 +140,7 @@ def test_a_worker_and_its_children_die_with_their_coordinator(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", [None, "FSDP"])
 def test_several_gpus_per_run_are_launched_through_accelerate(tmp_path: Path, kind: str | None) -> None:
     file = tmp_path / "accelerate.yaml"
-    file.write_text(f"{{distributed_type: {kind}, num_processes: 7, fsdp_config: {{fsdp_version: 2}}}}")
+    file.write_text(f"{{distributed_type: {kind}, num_processes: 7, gpu_ids: '5,6', fsdp_config: {{fsdp_version: 2}}}}")
     engine = {
         "accelerate_config": str(file) if kind else None,
         "devices": ["fake:0", "fake:1"],
@@ -152,7 +152,7 @@ def test_several_gpus_per_run_are_launched_through_accelerate(tmp_path: Path, ki
     assert run(plan) == 0
     folder = plan.directory / "runs" / plan.runs[0].key
     assert sorted(path.name for path in folder.glob("rank_*")) == ["rank_0_of_2", "rank_1_of_2"]
-    assert len(list(folder.glob("fsdp_*"))) == (2 if kind else 0)
+    assert [path.read_text() for path in folder.glob("fsdp_*")] == (["fake:0,fake:1"] * 2 if kind else [])
     assert [event["step"] for event in read_events(folder / "events.jsonl") if event["type"] == "step"] == [1, 2, 3, 4]
 
 

@@ -42,7 +42,8 @@ def launch(
             server.listen(1)
             command = [sys.executable, "-m", "accelerate.commands.launch"]
             plain = ["--multi_gpu", "--mixed_precision", "no", "--dynamo_backend", "no"]
-            command += ["--config_file", config] if config else plain
+            # the devices are the slot's, whatever the file says
+            command += ["--config_file", config, "--gpu_ids", "all", "--machine_rank", "0"] if config else plain
             command += ["--num_processes", str(num_ranks), "--num_machines", "1", "--main_process_port", "0"]
             command += ["-m", "sweeps.engines.ranks", str(run_dir / JOB)]
             env = {**os.environ, ADDRESS: str(folder / "socket")}
