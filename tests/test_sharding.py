@@ -103,16 +103,10 @@ def test_updated_weights_are_those_of_one_and_of_two_whole_copies(policy, tmp_pa
 SETTINGS = {"data.kind": "dynamic_sampling", "data.prompts_per_step": 5, "kl.kind": "k3", "kl.coef": 0.01}
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {**SETTINGS, "model.gradient_checkpointing": True},
-        {**SETTINGS, "model.lora.r": 4, "model.gradient_checkpointing": True, "entropy.kind": "bonus"},
-    ],
-    ids=["checkpointing", "lora+checkpointing"],
-)
-def test_a_sharded_run_makes_the_rows_of_one_process(make_config, tmp_path, overrides):
-    config = make_config(overrides)
+def test_a_sharded_adapter_with_checkpointing_makes_the_rows_of_one_process(make_config, tmp_path):
+    pytest.importorskip("peft")
+    adapter = {"model.lora.r": 4, "model.gradient_checkpointing": True, "entropy.kind": "bonus"}
+    config = make_config({**SETTINGS, **adapter}, steps=2)
     train(config, tmp_path / "one")
 
     def work(rank):
@@ -211,6 +205,12 @@ def test_what_is_not_honoured_is_refused_by_its_name(monkeypatch, variable, valu
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     (mistake,) = validate(Config())
     assert (mistake.key, mistake.value) == (f"accelerate {key}", value)
+
+
+def test_trl_is_not_given_weights_in_pieces(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    (refused,) = [mistake for mistake in validate(Config(trainer="trl")) if mistake.key == "accelerate"]
+    assert "trainer=trl" in refused.allowed and "trainer=ours" in refused.cure
 
 
 def test_fsdp_1_is_made_by_fsdp_2_and_said(monkeypatch):
