@@ -56,6 +56,7 @@ class Record:
     row: dict[str, Any]
     alerts: list[dict[str, Any]] = field(default_factory=list)
     updates: float = math.nan
+    blank: int = 0
     header: dict[str, Any] = field(default_factory=dict)
     planned: bool = False
 
@@ -88,7 +89,7 @@ def make_record(
     }
     row |= _ending(log) | _last_numbers(log)
     row |= {f"config.{name}": value for name, value in flatten(config).items()}
-    return Record(key, row, list(header.get("alerts", [])), _updates(config), header, planned)
+    return Record(key, row, list(header.get("alerts", [])), _updates(config), _blank(log), header, planned)
 
 
 def gradient_steps(log: RunLog, steps: np.ndarray, updates: float) -> np.ndarray:
@@ -213,6 +214,15 @@ def _last_numbers(log: RunLog | None) -> dict[str, Any]:
     return out
 
 
+def _blank(log: RunLog | None) -> int:
+    """Rows whose reward, entropy or length is recorded as no number."""
+    if log is None or not log.steps.num_rows:
+        return 0
+    columns = [_column(log.steps, name) for name in ("reward/total", "entropy/mean", "length/mean")]
+    bad = [~np.isfinite(column) for column in columns if len(column)]
+    return int(np.any(bad, axis=0).sum()) if bad else 0
+
+
 def _column(table: pa.Table, name: str, last: int = 0) -> np.ndarray:
     place = table.schema.get_field_index(name)
     if place < 0:
@@ -236,14 +246,15 @@ def _total(table: pa.Table, name: str) -> float:
 def order_records(records: list[Record], plan: Mapping[str, Any]) -> tuple[list[Record], list[Record]]:
     """Arms in the plan's order, then seeds; runs that the plan would not make today come apart.
 
-    Those are the ones that a plan of named runs no longer holds, and of a search, those made by other code.
+    Those are the ones that a plan of named runs no longer holds, and of a search, those made by other code or
+    outside of its space.
     """
     planned = {record.key for record in records if record.planned}
     kept: list[Record] = []
     left_out: list[Record] = []
     for record in records:
         unnamed = bool(planned) and not is_searched(plan) and not {record.key, record.row["parent"]} & planned
-        stale = unnamed or (is_searched(plan) and _by_other_code(record, plan))
+        stale = unnamed or (is_searched(plan) and (_by_other_code(record, plan) or _outside(record, plan)))
         (left_out if stale else kept).append(record)
     named = plan.get("arms")
     arms = {str(arm): index for index, arm in enumerate(named if isinstance(named, list | dict) else [])}
@@ -268,6 +279,21 @@ def _by_other_code(record: Record, plan: Mapping[str, Any]) -> bool:
     versions = (record.header.get("start") or {}).get("versions")
     code = versions.get("code") if isinstance(versions, Mapping) else None
     return bool(code and plan.get("code_version")) and code != plan["code_version"]
+
+
+def _outside(record: Record, plan: Mapping[str, Any]) -> bool:
+    """True when a searched value is none that the plan's space, as it is today, could give."""
+    space = plan.get("space")
+    for entry in space if isinstance(space, list) else []:
+        if not isinstance(entry, Mapping) or entry.get("kind") == "choice":  # which may be a group of settings
+            continue
+        value = record.row.get(f"config.{entry.get('key')}")
+        if not isinstance(value, int | float):
+            continue
+        low, high = entry.get("low"), entry.get("high")
+        if (low is not None and value < low) or (high is not None and value > high):
+            return True
+    return False
 
 
 def is_searched(plan: Mapping[str, Any]) -> bool:
@@ -305,9 +331,14 @@ def notes_about(records: list[Record], left_out: list[Record]) -> list[str]:
             having(lambda r: r.header.get("bad_values")),
             _count("bad_values", "value"),
         ),
+        (
+            "rows whose reward, entropy or length is not a number",
+            having(lambda r: r.blank),
+            lambda r: f"{_title(r)} ({r.blank} of {r.row['steps_done']})",
+        ),
         ("last evaluation is not a number", having(_nan_accuracy), _title),
         ("no evaluation recorded", having(_no_eval), _title),
-        ("from an earlier plan or made by other code, left out", left_out, lambda r: f"{_title(r)} {r.key}"),
+        ("from an earlier plan or space, or made by other code, left out", left_out, lambda r: f"{_title(r)} {r.key}"),
     ]
     for words, group, describe in kinds:
         if group:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from reasonrl import advantages, entropy, kl, loss, overlong, rewards, sharding, trl_options
 from reasonrl.errors import Mistake
+from reasonrl.models import path_mistake
 from reasonrl.optim import SCHEDULES
 from reasonrl.tasks import TASKS, arithmetic, records
 
@@ -261,9 +262,8 @@ def _task_and_model(config: Config) -> Iterator[Mistake]:
         )
     if config.task.kind in ("records", "code"):
         yield from records.mistakes(config.task)
-    if config.model.kind == "hf" and not config.model.path:
-        cure = "Give a model folder or hub name, e.g. model.path=./m."
-        yield Mistake("model.path", config.model.path, "is not set", cure)
+    if config.model.kind == "hf" and (mistake := path_mistake(config.model, config.model.path)):
+        yield mistake
     lora = config.model.lora
     if lora.r < 0:
         yield Mistake("model.lora.r", lora.r, "must be at least 1, or 0 to train all weights")

@@ -23,6 +23,10 @@ from sweeps.types import Params, Plan, RunSpec, SpaceEntry, Stage
 SEARCHES = tuple(name for name in SAMPLERS if name not in ("none", "grid"))
 
 
+SEEDS_END = 2**53  # what a table of numbers holds exactly
+SEEDS_ALLOWED = "seeds are whole numbers from 0 on, below 2^53"
+
+
 @dataclass
 class _Draft:
     """What the command and the sweep file ask for, before runs are made of it."""
@@ -151,6 +155,8 @@ def _draft(config: Mapping[str, Any], arguments: Sequence[str]) -> _Draft:
             draft.axes[key] = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
     if not typed_seed:
         draft.seeds = [int(seed) for seed in sweep["seeds"]]
+        if not all(0 <= seed < SEEDS_END for seed in draft.seeds):
+            draft.mistakes.append(Mistake("sweep.seeds", draft.seeds, SEEDS_ALLOWED, "For instance [0,1,2]."))
     twice = sorted({seed for seed in draft.seeds if draft.seeds.count(seed) > 1})
     if twice:
         draft.mistakes.append(Mistake("sweep.seeds", draft.seeds, f"names {', '.join(map(str, twice))} twice"))
@@ -180,8 +186,8 @@ def _seeds(text: str, mistakes: list[Mistake]) -> list[int]:
         return [0]
     values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
     whole = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
-    if len(whole) < len(values) or any(seed < 0 for seed in whole):
-        mistakes.append(Mistake("seed", text.split("=", 1)[1], "seeds are whole numbers from 0 on"))
+    if len(whole) < len(values) or not all(0 <= seed < SEEDS_END for seed in whole):
+        mistakes.append(Mistake("seed", text.split("=", 1)[1], SEEDS_ALLOWED))
     return [int(seed) for seed in whole] or [0]
 
 

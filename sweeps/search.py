@@ -146,8 +146,9 @@ class Search:
         self._asked, self._recovered = len(self.configurations), True
 
     def _still_the_same(self, spec: RunSpec) -> bool:
-        """Whether the plan would make this very run today (same code, same base, seed still wanted)."""
-        if spec.seed not in self._plan.seeds:
+        """Whether the plan would make this very run today (same code, base and space, seed still wanted)."""
+        outside = any(entry.key in spec.params and not entry.holds(spec.params[entry.key]) for entry in self._space)
+        if spec.seed not in self._plan.seeds or outside:
             return False
         try:
             return self._make(spec.params, spec.seed).key == spec.key

@@ -129,7 +129,7 @@ def status_lines(directory: Path) -> Iterator[str]:
         step = f"{run.step}/{run.spec.steps}"
         name = f"{run.spec.name} (fork of {run.spec.parent[:6]})" if run.spec.parent else run.spec.name
         yield (
-            f"  {run.key:<13}{name:<28}{run.status:<10}{step:>9}  {number(run.shown.get('reward/total')):>7}"
+            f"  {run.key:<13}{name:<27} {run.status:<10}{step:>9}  {number(run.shown.get('reward/total')):>7}"
             f" {number(run.shown.get('entropy/mean')):>8} {number(run.value):>8}  {alert_codes(run)}"
         )
 

@@ -37,6 +37,13 @@ class SpaceEntry:
         """True when every condition of `when` is met by `params` (values already chosen)."""
         return all(params.get(key) in allowed for key, allowed in self.when.items())
 
+    def holds(self, value: Any) -> bool:
+        """True for a value that a search of this entry could give."""
+        if self.kind == "choice":
+            return value in self.choices
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return bool(number and (self.low is None or value >= self.low) and (self.high is None or value <= self.high))
+
     def grid(self) -> list[Value]:
         """The values a grid visits: the choices, or low..high by `step` (int: 1); ValueError without one."""
         if self.kind == "choice":

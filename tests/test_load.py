@@ -303,7 +303,7 @@ def test_runs_of_an_earlier_plan_are_left_out_with_a_note(tmp_path):
     (folder / "plan.json").write_text(json.dumps(plan))
     results = load(folder)
     assert len(results.runs) == 4 and len(results.rows) == 80
-    assert note(results, "from an earlier plan or made by other code, left out")[0].startswith("2 runs")
+    assert note(results, "from an earlier plan or space, or made by other code, left out")[0].startswith("2 runs")
 
 
 def test_runs_of_a_search_made_by_other_code_are_left_out_with_a_note(tmp_path):
@@ -319,6 +319,21 @@ def test_runs_of_a_search_made_by_other_code_are_left_out_with_a_note(tmp_path):
     results = load(folder)
     assert key not in set(results.runs["key"]) and len(results.runs) == len(plan["runs"]) - 1
     assert note(results, "made by other code, left out")[0].startswith("1 run")
+
+
+def test_runs_outside_of_the_space_that_is_searched_now_are_left_out_with_a_note(tmp_path):
+    folder = make_results(tmp_path / "demo", arms={"low": {"optim.lr": 1e-5}, "high": {"optim.lr": 1e-3}})
+    plan = json.loads((folder / "plan.json").read_text())
+    space = [{"key": "optim.lr", "kind": "float", "low": 1e-4, "high": 1e-2}]
+    (folder / "plan.json").write_text(json.dumps({**plan, "study": {"sampler": "tpe"}, "space": space}))
+    results = load(folder)
+    assert set(results.runs["config.optim.lr"]) == {1e-3}
+    assert note(results, "from an earlier plan or space")[0].startswith("3 runs")
+
+
+def test_rows_that_are_not_numbers_are_counted(tmp_path):
+    results = load(make_results(tmp_path / "demo", faults={("clip_higher", 2): "nan"}))
+    assert "clip_higher seed 2" in note(results, "rows whose reward, entropy or length is not a number")[0]
 
 
 def test_a_fork_is_listed_but_is_no_data_of_its_arm(tmp_path):

@@ -96,6 +96,17 @@ def test_a_search_learns_nothing_from_trials_that_other_code_made(
     assert len(entries(second.directory, "start")) == 3 + 4
 
 
+def test_a_search_in_a_narrower_space_keeps_what_lies_in_it(tmp_path: Path) -> None:
+    assert run(search_plan(tmp_path / "s", sampler="random", trials=6)) == 0
+    inside = {trial.params["optim.lr"] for trial in load(tmp_path / "s").trials if trial.params["optim.lr"] >= 1e-4}
+    narrow = SpaceEntry("optim.lr", "float", low=1e-4, high=1e-2, log=True)
+    study = {"sampler": "random", "trials": 6, "startup_trials": 3}
+    assert 0 < len(inside) < 6
+    assert run(make_plan(tmp_path / "s", seeds=(0,), study=study, space=[narrow])) == 0
+    rates = {trial.params["optim.lr"] for trial in load(tmp_path / "s").trials}
+    assert len(rates) == 6 and min(rates) >= 1e-4 and inside < rates
+
+
 def test_a_deleted_study_of_a_search_is_rebuilt_with_its_parameters(tmp_path: Path) -> None:
     run(search_plan(tmp_path / "s", seeds=(0, 1)))
     before = {(trial.params["optim.lr"], trial.value) for trial in load(tmp_path / "s").trials}

@@ -268,10 +268,8 @@ def test_reward_functions_that_are_not_there_are_all_named_before_anything_is_wr
 
 
 def test_a_model_that_is_none_leaves_no_folder(make_config, tmp_path):
-    from reasonrl.errors import ModelError
-
     config = make_config({"model.kind": "hf", "model.path": str(tmp_path / "nothing")})
-    with pytest.raises(ModelError, match="is not a folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -57,12 +57,14 @@ def write_report(
 ) -> Path:
     """Write the report of a results folder (default `folder/report.html` or `.md`) and return its path.
 
-    AnalysisError for an unknown format or a folder that is not there; everything else that is missing is said
-    in the report.
+    AnalysisError for an unknown format, a folder that is not there, and one with neither runs nor a plan;
+    everything else that is missing is said in the report.
     """
     if format not in FORMATS:
         raise AnalysisError(f"format={format}: choose {' or '.join(FORMATS)}.")
     results = load(folder) if results is None else results
+    if results.runs.empty and not results.plan:
+        raise AnalysisError(f"{folder} holds no results: neither runs nor a plan.json.")
     path = out or folder / f"report.{format}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(FORMATS[format](build(results, figures)), encoding="utf-8")

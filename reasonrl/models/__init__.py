@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from reasonrl.errors import ConfigError, Mistake
 
@@ -43,6 +44,26 @@ class ModelConfig:
     base_operands: list[int] | None = None  # digits per prompt in the supervised data; null = the task's
     base_steps: int = 500
     base_seed: int = 0
+
+
+def path_mistake(config: ModelConfig, path: str | None) -> Mistake | None:
+    """What is wrong with a path that cannot be a model, None for a model folder or what may be a hub name."""
+    if not path:
+        return Mistake("model.path", path, "is not set", "Give a model folder or hub name, e.g. model.path=./m.")
+    folder = Path(path).expanduser()
+    if not folder.exists() and not path.startswith((".", "/", "~")):
+        return None
+    if not folder.is_dir():
+        return Mistake("model.path", path, "is not a folder", "Give the folder that holds config.json.")
+    ggufs = ", ".join(sorted(file.name for file in folder.glob("*.gguf")))
+    if config.gguf_file:
+        there = f"is not in {path} (GGUF files there: {ggufs or 'none'})"
+        found = (folder / config.gguf_file).is_file()
+        return None if found else Mistake("model.gguf_file", config.gguf_file, there, "Name one of them.")
+    if not (folder / "config.json").is_file():
+        cure = f"It holds GGUF files ({ggufs}): add model.gguf_file=NAME." if ggufs else "Give the one that holds it."
+        return Mistake("model.path", path, "is not a model folder: it has no config.json", cure)
+    return None
 
 
 def load_policy(config: ModelConfig, operands: list[int]):

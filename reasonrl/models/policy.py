@@ -8,12 +8,11 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from reasonrl.errors import ModelError
+from reasonrl.errors import ConfigError, ModelError
 from reasonrl.lazy import torch
-from reasonrl.models import ModelConfig
+from reasonrl.models import ModelConfig, path_mistake
 from reasonrl.models.parts import checkpoint_layers, inner_model, take_apart
 from reasonrl.types import Problem
 
@@ -151,7 +150,8 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 def load_hf(config: ModelConfig, path: str) -> Policy:
     """Load model and tokenizer from `path`; raises ModelError with the reason on one screen."""
-    check_model_path(config, path)
+    if mistake := path_mistake(config, path):
+        raise ConfigError([mistake])
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging as hf_logging
 
@@ -186,27 +186,6 @@ def load_hf(config: ModelConfig, path: str) -> Policy:
         policy.checkpointed = tuple(checkpoint_layers(model))
         policy.shares_prompts = False
     return policy
-
-
-def check_model_path(config: ModelConfig, path: str) -> None:
-    """Refuse, without importing anything heavy, a path that cannot be a model."""
-    if not path:
-        raise ModelError("model.path is not set; model=hf needs a folder or a hub name, e.g. model.path=./my-model.")
-    folder = Path(path).expanduser()
-    looks_local = folder.exists() or path.startswith((".", "/", "~"))
-    if not looks_local:
-        return
-    if not folder.is_dir():
-        raise ModelError(f"model.path={path} is not a folder. Give the folder that holds config.json.")
-    if config.gguf_file:
-        if not (folder / config.gguf_file).is_file():
-            found = ", ".join(sorted(p.name for p in folder.glob("*.gguf"))) or "none"
-            raise ModelError(f"model.gguf_file={config.gguf_file} is not in {path} (GGUF files there: {found}).")
-        return
-    if not (folder / "config.json").is_file():
-        ggufs = ", ".join(sorted(p.name for p in folder.glob("*.gguf")))
-        hint = f" It holds GGUF files ({ggufs}): add model.gguf_file=NAME." if ggufs else ""
-        raise ModelError(f"model.path={path} is not a model folder: it has no config.json.{hint}")
 
 
 def wrap(model: Any, tokenizer: Any, device: torch.device, name: str) -> Policy:
