@@ -139,6 +139,15 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
+def end_if_closed(life: int) -> None:
+    """End when the other end of this pipe is closed: the parent died before its death could be signalled."""
+    os.set_blocking(life, False)
+    with contextlib.suppress(BlockingIOError):
+        os.read(life, 1)
+        os._exit(0)
+    os.close(life)
+
+
 def main(kind: str, parent: int) -> None:
     """Make the walls of `kind` and run the tester behind them."""
     os.umask(0o022)
@@ -154,15 +163,18 @@ def main(kind: str, parent: int) -> None:
     if kind == "namespaces":
         die_with_parent(parent)
         enter_namespaces()
+        life, held = os.pipe()
         child = os.fork()
         if child:
-            for descriptor in (0, 1, 2):
+            for descriptor in (0, 1, 2, life):
                 os.close(descriptor)
             _, status = os.waitpid(child, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+        os.close(held)
         build_root()
-        become_nobody()
+        become_nobody()  # a change of user forgets the signal, so it is asked for afterwards
         die_with_parent(0)
+        end_if_closed(life)
     else:
         os.chdir("/box")
         sc.drop_bounding_set()
