@@ -94,6 +94,8 @@ def broken(error: BaseException, cfg: DictConfig | None) -> Mistake:
     if key and "not in" in text:
         name = key.group(1)
         parts = name.split(".")
+        if name == "sweep.seed":
+            return Mistake(name, ..., f"unknown key in {where}", "Did you mean sweep.seeds?")
         if where.startswith("sweep/") and parts[0] == "sweep" and parts[1:2] and parts[1] in _TOP:
             allowed = f"puts {parts[1]} below sweep, where it means nothing: a line is missing"
             return Mistake(where, ..., allowed, "Begin the file with the line `# @package _global_`.")
