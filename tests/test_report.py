@@ -156,6 +156,7 @@ def test_damaged_results_get_a_report_that_says_so(fault, tmp_path):
     if fault == "no_runs":
         folder = tmp_path / "empty"
         folder.mkdir()
+        (folder / "plan.json").write_text('{"name": "empty", "runs": []}')
     # One figure is enough here: tests/test_figures.py draws them all on damaged results.
     figure = "accuracy_entropy" if fault == "no_entropy" else "stop_map"
     said = words(write_report(folder, figures=[figure]).read_text())
@@ -177,6 +178,12 @@ def test_damaged_results_get_a_report_that_says_so(fault, tmp_path):
         "no_start": "symmetric",
     }
     assert expected[fault] in said
+
+
+def test_a_folder_without_runs_and_plan_is_refused_and_nothing_is_written(tmp_path):
+    with pytest.raises(AnalysisError, match="holds no results"):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_markdown_holds_the_same_and_links_the_exported_figures(folder):
