@@ -134,7 +134,8 @@ class RayEngine:
             options["scheduling_strategy"] = strategies.PlacementGroupSchedulingStrategy(place)
         fields = {"index": slot.index, "threads": slot.threads, "share": slot.share}
         file = self._settings.get("accelerate_config")
-        settings = {"train": self._settings.get("train"), "accelerate_config": file and str(Path(file).resolve())}
+        file = file and str(Path(file).expanduser().resolve())
+        settings = {"train": self._settings.get("train"), "accelerate_config": file}
         actor = (
             self._ray.remote(SlotActor)
             .options(**options)
