@@ -57,8 +57,8 @@ def read_fast(data: bytes, bounds: np.ndarray, reserved: tuple[str, ...]) -> tup
         if table is not None:
             tables.append(table)
             read.append(chunk[fits])
-        patience -= table is None or not fits.all()
-        left = ~fits if table is not None else np.ones(len(chunk), bool)
+        patience -= not fits.all()
+        left = ~fits
         left[0] = False  # an odd first line is left to the careful reader
         waiting = np.concatenate([chunk[left], waiting[_CHUNK:]])
     if not tables:

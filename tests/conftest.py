@@ -24,6 +24,15 @@ def one_core() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    """A PostgreSQL server of the module's own (`tests.database.Server`)."""
+    from tests.database import running_server
+
+    with running_server() as made:
+        yield made
+
+
 @pytest.fixture(scope="session")
 def tiny_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model cache for all tests, with the base model of `BASE` in it."""

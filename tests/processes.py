@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +15,7 @@ import pytest
 import torch
 from batches import GROUP, Onlooker, make_batch, make_settings
 
+from reasonrl.config import Config, to_dict
 from reasonrl.entropy import EntropyConfig
 from reasonrl.events import read_events
 from reasonrl.kl import KlConfig
@@ -44,6 +48,29 @@ def on_processes(count: int, work: Callable[[int], Any], folder: Path) -> list[A
         children.append(child)
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * count
     return [torch.load(folder / f"result-{rank}.pt") for rank in range(count)]
+
+
+SCRIPT = """import json, pathlib, sys
+from reasonrl.config import from_dict
+from reasonrl.train import train
+train(from_dict(json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]))
+"""
+
+
+def launched(options: list[str], config: Config, run_dir: Path) -> dict[str, Any]:
+    """Train through `accelerate launch` with these options; the start event of the run."""
+    script = run_dir.with_name("script.py")
+    script.write_text(SCRIPT)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *options]
+    done = subprocess.run(
+        [*launch, str(script), json.dumps(to_dict(config)), str(run_dir)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return next(iter(read_events(run_dir / "events.jsonl")))
 
 
 def gradients(policy: Any, cases: list[Any]) -> list[Any]:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
-from processes import cases, gradients, on_processes, rows_of, same_rows
+from processes import cases, gradients, launched, on_processes, rows_of, same_rows
 
 from reasonrl import distributed
 from reasonrl.events import read_events
@@ -100,28 +95,8 @@ def test_a_pause_reaches_every_process_and_both_resume(make_config, tmp_path):
 def test_accelerate_starts_it(make_config, tmp_path):
     config = make_config(SETTINGS, steps=1)
     train(config, tmp_path / "one")
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import json, pathlib, sys\n"
-        "from reasonrl.config import from_dict\n"
-        "from reasonrl.train import train\n"
-        "train(from_dict(json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]))\n"
-    )
-    import json
-
-    from reasonrl.config import to_dict
-
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    root = str(Path(__file__).resolve().parents[1])
-    done = subprocess.run(
-        [*launch, str(script), json.dumps(to_dict(config)), str(tmp_path / "two")],
-        env={**os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    options = ["--multi_gpu", "--num_processes", "2", "--num_machines", "1", "--mixed_precision", "no"]
+    options += ["--dynamo_backend", "no", "--main_process_port", "0"]
+    start = launched(options, config, tmp_path / "two")
     same_rows(rows_of(tmp_path / "one"), rows_of(tmp_path / "two"))
-    start = next(iter(read_events(tmp_path / "two" / "events.jsonl")))
     assert start["versions"]["processes"] == "2"  # with --cpu the launcher starts one, whatever --num_processes says

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from batches import make_batch, make_settings
-from processes import cases, gradients, on_processes, rows_of, same_rows
+from processes import cases, gradients, launched, on_processes, rows_of, same_rows
 
 from reasonrl import distributed, sharding
-from reasonrl.config import Config, doubts, to_dict, validate
+from reasonrl.config import Config, doubts, validate
 from reasonrl.errors import ConfigError
 from reasonrl.events import read_events
 from reasonrl.optim import OptimConfig, Optimizer
@@ -241,22 +237,6 @@ def test_accelerate_starts_a_sharded_run_from_its_configuration_file(make_config
     config = make_config(SETTINGS, steps=1)
     train(config, tmp_path / "one")
     (tmp_path / "fsdp.yaml").write_text(FILE)
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import json, pathlib, sys\n"
-        "from reasonrl.config import from_dict\n"
-        "from reasonrl.train import train\n"
-        "train(from_dict(json.loads(sys.argv[1])), pathlib.Path(sys.argv[2]))\n"
-    )
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(tmp_path / "fsdp.yaml")]
-    done = subprocess.run(
-        [*launch, str(script), json.dumps(to_dict(config)), str(tmp_path / "two")],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1]), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    start = launched(["--config_file", str(tmp_path / "fsdp.yaml")], config, tmp_path / "two")
     same_rows(rows_of(tmp_path / "one"), rows_of(tmp_path / "two"))
-    start = next(iter(read_events(tmp_path / "two" / "events.jsonl")))
     assert start["versions"]["sharding"] == "fsdp, reshard_after_forward=true"

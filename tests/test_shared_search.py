@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from sweeps.runner import run
 from sweeps.story import read_runs
 from sweeps.study import Study
 from sweeps.types import SpaceEntry, Stage
-from tests.database import Server, programs, running_server
+from tests.database import Server, programs
 from tests.fakes import base_config, make_plan, rows_of
 from tests.test_crash_safety import assert_each_finished_once, coordinator, wait_for
 from tests.test_shared_sweep import starts, trials
@@ -32,12 +31,6 @@ pytestmark = pytest.mark.skipif(programs() is None, reason="PostgreSQL's server 
 
 NUM_TRIALS = 24
 LR = SpaceEntry("optim.lr", "float", low=1e-6, high=1e-2, log=True)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with running_server() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from sweeps.ledger import read_ledger
 from sweeps.lock import live_holders
 from sweeps.runner import run
 from sweeps.story import read_runs, status_lines
-from tests.database import Server, programs, running_server
+from tests.database import Server, programs
 from tests.fakes import make_plan, rows_of
 from tests.test_crash_safety import assert_each_finished_once, coordinator, num_rows, wait_for, worker_pids
 
@@ -31,12 +31,6 @@ psycopg = pytest.importorskip("psycopg", reason="the extra [postgres] is not ins
 pytestmark = pytest.mark.skipif(programs() is None, reason="PostgreSQL's server programs are not installed")
 
 ARMS = {"a": {"sleep": 0.05}, "b": {"sleep": 0.05}, "c": {"sleep": 0.05}}
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with running_server() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

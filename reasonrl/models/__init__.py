@@ -55,15 +55,14 @@ def path_mistake(config: ModelConfig, path: str | None) -> Mistake | None:
         return None
     if not folder.is_dir():
         return Mistake("model.path", path, "is not a folder", "Give the folder that holds config.json.")
+    if (folder / (config.gguf_file or "config.json")).is_file():
+        return None
     ggufs = ", ".join(sorted(file.name for file in folder.glob("*.gguf")))
     if config.gguf_file:
         there = f"is not in {path} (GGUF files there: {ggufs or 'none'})"
-        found = (folder / config.gguf_file).is_file()
-        return None if found else Mistake("model.gguf_file", config.gguf_file, there, "Name one of them.")
-    if not (folder / "config.json").is_file():
-        cure = f"It holds GGUF files ({ggufs}): add model.gguf_file=NAME." if ggufs else "Give the one that holds it."
-        return Mistake("model.path", path, "is not a model folder: it has no config.json", cure)
-    return None
+        return Mistake("model.gguf_file", config.gguf_file, there, "Name one of them.")
+    cure = f"It holds GGUF files ({ggufs}): add model.gguf_file=NAME." if ggufs else "Give the one that holds it."
+    return Mistake("model.path", path, "is not a model folder: it has no config.json", cure)
 
 
 def load_policy(config: ModelConfig, operands: list[int]):
