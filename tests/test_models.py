@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 
-from reasonrl.errors import ModelError
+from reasonrl.errors import ConfigError, ModelError
 from reasonrl.logprobs import completion_logprobs, full_forward_logprobs
 from reasonrl.models import LoraConfig, ModelConfig
 from reasonrl.models.policy import load_hf, make_reference
@@ -448,7 +448,7 @@ def write_gguf(path: Path) -> None:
 def test_gguf_file_becomes_an_ordinary_model_without_a_word(tmp_path, capfd):
     pytest.importorskip("gguf")
     write_gguf(tmp_path / "small.gguf")
-    with pytest.raises(ModelError, match=r"small\.gguf.*add model\.gguf_file"):
+    with pytest.raises(ConfigError, match=r"small\.gguf.*add model\.gguf_file"):
         load_hf(ModelConfig(kind="hf", dtype="float32"), str(tmp_path))
     policy = load_hf(ModelConfig(kind="hf", dtype="float32", gguf_file="small.gguf"), str(tmp_path))
     assert capfd.readouterr() == ("", "")

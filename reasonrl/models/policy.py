@@ -149,7 +149,7 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def load_hf(config: ModelConfig, path: str) -> Policy:
-    """Load model and tokenizer from `path`; raises ModelError with the reason on one screen."""
+    """Load model and tokenizer from `path`; ConfigError if there is none there, else ModelError."""
     if mistake := path_mistake(config, path):
         raise ConfigError([mistake])
     from transformers import AutoModelForCausalLM, AutoTokenizer
