@@ -11,8 +11,8 @@ from analysis.records import is_searched
 
 
 def label(arm: str) -> str:
-    """An arm's name as it is printed."""
-    return arm.replace("_", "-")
+    """An arm's name as it is printed; one made of keys and values stays as it can be typed."""
+    return arm if "=" in arm else arm.replace("_", "-")
 
 
 def number(value: float, digits: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from reasonrl import distributed
@@ -29,6 +30,7 @@ class OptimConfig:
         return self.minibatches * self.inner_epochs
 
 
+PART = 1 << 25  # elements updated at a time
 SCHEDULES = ("constant", "linear", "cosine")
 
 
@@ -68,7 +70,7 @@ class Optimizer:
             tensor.grad = None
 
     def accumulate(self) -> None:
-        """Move what a backward pass left in low precision onto the masters, where micro-batches add up in fp32."""
+        """Move what backward passes left in low precision onto the masters, where several passes add up in fp32."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             if master is parameter or parameter.grad is None:
                 continue
@@ -79,24 +81,32 @@ class Optimizer:
     def step(self, lr: float) -> float:
         """Clip and apply the gradients with learning rate `lr`; return the norm before clipping.
 
-        A non-finite norm leaves weights and moments untouched. Parameters without a gradient count as zero.
+        A non-finite norm leaves weights and moments untouched. Parameters without a gradient count as zero. Some
+        weights are updated at a time, so that a low-precision gradient never stands in fp32 as a whole.
         """
-        self.accumulate()
-        for master in self.masters:
-            if master.grad is None:
-                master.grad = torch.zeros_like(master)
-        norm = float(distributed.whole(torch.nn.utils.clip_grad_norm_(self.masters, self.max_grad_norm or math.inf)))
-        if math.isfinite(norm):
+        pairs = list(zip(self.parameters, self.masters, strict=True))
+        if any(master is not parameter and master.grad is not None for parameter, master in pairs):
+            self.accumulate()
+        gradients = [parameter.grad if master.grad is None else master.grad for parameter, master in pairs]
+        self.zero_grad()
+        norm = _total_norm([gradient for gradient in gradients if gradient is not None])
+        if math.isfinite(float(norm)):
             for group in self.adam.param_groups:
                 group["lr"] = lr
-            self.adam.step()
-            self._copy_back()
-        self.zero_grad()
-        return norm
+            scale = (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0) if self.max_grad_norm else None
+            for part in _parts(self.masters):
+                for index in part:
+                    self.masters[index].grad = _scaled(gradients[index], self.masters[index], scale)
+                    gradients[index] = None
+                self.adam.step()
+                self._copy_back(part)
+        return float(norm)
 
-    def _copy_back(self) -> None:
+    def _copy_back(self, part: range) -> None:
         with torch.no_grad():
-            for parameter, master in zip(self.parameters, self.masters, strict=True):
+            for index in part:
+                parameter, master = self.parameters[index], self.masters[index]
+                master.grad = None
                 if master is not parameter:
                     parameter.copy_(master)
 
@@ -123,3 +133,29 @@ class Optimizer:
                 on_cpu = name == "step" and master.device.type == "cpu"
                 value = value.clone().to("cpu" if on_cpu else master.device)
                 self.adam.state[master][name] = distributed.shard_like(master, value)
+
+
+def _parts(masters: list[torch.Tensor]) -> Iterator[range]:
+    """Yield the numbers of neighbours that have PART elements together."""
+    start = elements = 0
+    for index, master in enumerate(masters):
+        elements += master.numel()
+        if elements >= PART or index == len(masters) - 1:
+            yield range(start, index + 1)
+            start, elements = index + 1, 0
+
+
+def _scaled(gradient: torch.Tensor | None, master: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:
+    """Return a clipped gradient in fp32."""
+    if gradient is None:
+        return torch.zeros_like(master)
+    gradient = gradient.to(torch.float32)
+    return gradient if scale is None else gradient.mul_(scale)
+
+
+def _total_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of all gradients, computed in fp32 and summed over shards."""
+    if all(gradient.dtype == torch.float32 for gradient in gradients):
+        return distributed.whole(torch.nn.utils.get_total_norm(gradients))
+    norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(norms))

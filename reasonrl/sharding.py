@@ -1,6 +1,7 @@
 """FSDP: what training needs of one run, split over its processes by torch's `fully_shard`.
 
-Asked for by `distributed_type: FSDP` in accelerate's configuration, which its launcher hands over in the environment.
+Asked for by `distributed_type: FSDP` (or DEEPSPEED, see `zero`) in accelerate's configuration, which its launcher hands
+over in the environment.
 
 Two models share the work. The policy that samples is whole in every process, which may run it as often as its own
 completions ask for without waiting for anybody. The updates run its sharded twin, whose every pass is made by all
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reasonrl import distributed
+from reasonrl import distributed, zero
 from reasonrl.errors import ConfigError, Mistake, ModelError
 from reasonrl.lazy import torch
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from reasonrl.models.policy import Policy
 
 USE = "ACCELERATE_USE_"
-OTHERS = {"DEEPSPEED": "DeepSpeed", "MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "parallelism_config"}
+OTHERS = {"MEGATRON_LM": "Megatron-LM", "PARALLELISM_CONFIG": "parallelism_config"}
 RESHARDS = {"FULL_SHARD": True, "1": True, "SHARD_GRAD_OP": False, "2": False}  # FSDP 1's word for it
 # variable: (key in accelerate's file, values that are not honoured or None for any, what it would do, cure)
 REFUSED: dict[str, tuple[str, tuple[str, ...] | None, str, str]] = {
@@ -45,8 +46,8 @@ REFUSED: dict[str, tuple[str, tuple[str, ...] | None, str, str]] = {
 
 
 def asked(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether accelerate's configuration asks for FSDP."""
-    return _on(environment.get(f"{USE}FSDP"))
+    """Return whether accelerate's configuration asks for a split: FSDP, or a ZeRO stage of DeepSpeed."""
+    return _on(environment.get(f"{USE}FSDP")) or zero.stage(environment) > 0
 
 
 def mistakes(environment: Mapping[str, str] = os.environ) -> Iterator[Mistake]:
@@ -55,7 +56,8 @@ def mistakes(environment: Mapping[str, str] = os.environ) -> Iterator[Mistake]:
         if _on(environment.get(USE + variable)):
             cure = "Use distributed_type: FSDP to split weights, gradients and optimizer state, or MULTI_GPU."
             yield Mistake("accelerate", name, "splits the work in a way that no run here does", cure)
-    if not asked(environment):
+    yield from zero.mistakes(environment)
+    if not _on(environment.get(f"{USE}FSDP")) and not zero.asked(environment):
         return
     for variable, (key, values, allowed, cure) in REFUSED.items():
         value = environment.get(variable)
@@ -69,6 +71,8 @@ def mistakes(environment: Mapping[str, str] = os.environ) -> Iterator[Mistake]:
 
 def doubt(environment: Mapping[str, str] = os.environ) -> str | None:
     """Return what is done in another way than accelerate's configuration says, or None."""
+    if zero.asked(environment):
+        return zero.doubt(environment)
     if not asked(environment) or _is_second(environment):
         return None
     return (
@@ -79,6 +83,8 @@ def doubt(environment: Mapping[str, str] = os.environ) -> str | None:
 
 def reshards(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether a block's gathered weights are given back between forward and backward."""
+    if zero.asked(environment):
+        return zero.stage(environment) == 3
     if _is_second(environment):
         return environment.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() != "false"
     return RESHARDS.get(environment.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper(), True)
@@ -102,6 +108,9 @@ def environment_of(file: Path) -> dict[str, str]:
         name = key.removeprefix("fsdp_").upper().replace("TRANSFORMER_LAYER_CLS", "TRANSFORMER_CLS")
         if value is not None:
             found[f"FSDP_{name}"] = str(value).lower() if isinstance(value, bool) else str(value)
+    for key, value in (content.get("deepspeed_config") or {}).items():
+        if key in zero.VARIABLES and value is not None:
+            found[zero.VARIABLES[key]] = str(value)
     return found
 
 
@@ -156,7 +165,7 @@ def shard(policy: Policy) -> Sharded | None:
     if not asked() or distributed.size() == 1:
         return None
     weights = list(policy.model.parameters())
-    half = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16"
+    half = os.environ.get("ACCELERATE_MIXED_PRECISION") == "bf16" or zero.is_half(os.environ)
     if half and all(weight.dtype != torch.bfloat16 for weight in weights):
         allowed = f"computes in bfloat16, but the weights of {policy.name} are {str(weights[0].dtype)[6:]}"
         cure = "Use mixed_precision: no, or model.dtype=bfloat16."

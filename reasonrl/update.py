@@ -92,8 +92,10 @@ def update(policy: Policy, optimizer: Optimizer, batch: TrainBatch, settings: Up
                 continue
             seen.means.add("loss/denominator", denominator)
             _accumulate(policy, optimizer, batch, rows, weights, settings, seen)
-            if policy.root is None:  # sharded gradients are summed in backward
-                distributed.sum_gradients(optimizer.masters)
+            if distributed.size() > 1:
+                optimizer.accumulate()
+                if policy.root is None:  # sharded gradients are summed in backward
+                    distributed.sum_gradients(optimizer.masters)
             norm = optimizer.step(settings.lr)
             seen.means.add("optim/grad_norm", norm)
             seen.updates += 1
@@ -134,12 +136,13 @@ def _accumulate(
     packed = packed_tokens(batch.prompts, batch.owner_B[rows[index]].tolist(), lengths.tolist()) <= policy.pack_tokens
     parts = list(_micro_batches(lengths, settings.micro_batch_size, packed))
     idle = 0 if policy.root is None else max(distributed.gather([len(parts)])) - len(parts)
-    for part in parts:
+    for number, part in enumerate(parts):
+        if number:
+            optimizer.accumulate()  # what the pass before left
         chosen = index[part]
         extra = [None if mask is None else mask[chosen] for mask in (cov_cut, cov_penalty)]
         loss = _micro_loss(policy, batch, rows[chosen], weights[chosen], extra, settings, seen)
         loss.backward()
-        optimizer.accumulate()
         total += float(loss.detach())
     one = rows[:1]
     for _ in range(idle):  # passes of the other processes, which gather weights and add up gradients together

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from reasonrl import advantages, entropy, kl, loss, overlong, rewards, sharding, trl_options
+from reasonrl import advantages, entropy, kl, loss, overlong, rewards, sharding, trl_options, zero
 from reasonrl.errors import Mistake
 from reasonrl.models import path_mistake
 from reasonrl.optim import SCHEDULES
@@ -285,7 +286,8 @@ def _launch(config: Config) -> Iterator[Mistake]:
     yield from sharding.mistakes()
     if config.trainer == "trl" and sharding.asked():
         allowed = "splits weights that the evaluation and the checkpoints of trainer=trl need whole"
-        yield Mistake("accelerate", "FSDP", allowed, "Use trainer=ours, or distributed_type: MULTI_GPU.")
+        asked = "DeepSpeed" if zero.asked(os.environ) else "FSDP"
+        yield Mistake("accelerate", asked, allowed, "Use trainer=ours, or distributed_type: MULTI_GPU.")
 
 
 def doubts_about(config: Config) -> list[str]:

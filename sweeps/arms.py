@@ -37,14 +37,16 @@ def check_arms(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer
         names = ", ".join(dict.fromkeys(arm.named or arm.name for arm in arms))
         mistakes.append(Mistake("sweep.baseline", sweep["baseline"], f"no such arm; the arms are {names}"))
     sound = [arm for arm in arms if arm.effective]
+    if sound:
+        mistakes += _unknown_factors(sound[0].config, sweep, composer)
     if mistakes or not sound:
         return mistakes
-    mistakes += _lost_values(sound, composer)
+    mistakes += _set_by_all(sound, composer)
     mistakes += (inert := _inert(sound))
     if len(arms) <= MAX_SINGLE_CHECKS:
         known = {mistake.value for mistake in inert}
         mistakes += [m for arm in sound if arm.name not in known for m in _idle_overrides(arm, composer)]
-    return mistakes + _confounded(sound, sweep, composer)
+    return mistakes + _confounded(sound, sweep)
 
 
 def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
@@ -137,34 +139,46 @@ def _idle_overrides(arm: Arm, composer: Composer) -> list[Mistake]:
     return mistakes
 
 
-def _lost_values(arms: Sequence[Arm], composer: Composer) -> list[Mistake]:
-    """Single values of the command that every arm sets over, so that they would be lost without a word."""
+def _set_by_all(arms: Sequence[Arm], composer: Composer) -> list[Mistake]:
+    """Single values of the command that every arm sets over."""
     if len(arms) < 2 and not arms[0].overrides:
         return []
+    own = [[ov.key_of(text) for text in arm.overrides if not composer.choices.is_choice(text)] for arm in arms]
+    return lost_values(composer, own, "every arm sets it", "Change the arms instead.")
+
+
+def lost_values(composer: Composer, sets: Sequence[Sequence[str]], why: str, cure: str) -> list[Mistake]:
+    """Single values of the command under a key of each of `sets`, so that they would be lost without a word."""
     mistakes = []
     for text in composer.command:
         key = ov.key_of(text)
         if key == "sweep" or key.startswith("hydra") or composer.choices.is_choice(text):
             continue
-        own = [[ov.key_of(t) for t in arm.overrides if not composer.choices.is_choice(t)] for arm in arms]
-        if all(any(is_under(key, given) for given in keys) for keys in own):
-            mistakes.append(
-                Mistake(key, text.partition("=")[2], "has no effect: every arm sets it", "Change the arms instead.")
-            )
+        if all(any(is_under(key, given) for given in keys) for keys in sets):
+            value = text.partition("=")[2]
+            mistakes.append(Mistake(key, value, f"has no effect: {why}", cure.format(key=key)))
     return mistakes
 
 
-def _confounded(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer) -> list[Mistake]:
+def _parts(sweep: Mapping[str, Any]) -> set[str]:
+    return {part.strip() for factor in sweep["factors"] for part in factor.split("+")}
+
+
+def _unknown_factors(config: Mapping[str, Any], sweep: Mapping[str, Any], composer: Composer) -> list[Mistake]:
+    return [
+        Mistake("sweep.factors", part, "is no key, section or config group")
+        for part in sorted(_parts(sweep))
+        if part not in config and not composer.choices.options(part) and not _is_key(part, config)
+    ]
+
+
+def _confounded(arms: Sequence[Arm], sweep: Mapping[str, Any]) -> list[Mistake]:
     """Arms that differ from the baseline in a key no factor covers, or in two factors unannounced."""
     # Crossed keys form a full factorial, which confounds nothing: judge the named arms within one cell of it.
     cell = [arm for arm in arms if arm.crossed == arms[0].crossed]
     baseline = find_baseline(cell, sweep["baseline"]) or cell[0]
     mistakes = []
-    factors = list(sweep["factors"])
-    parts = {part.strip() for factor in factors for part in factor.split("+")}
-    for part in sorted(parts):
-        if part not in arms[0].config and not composer.choices.options(part) and not _is_key(part, arms[0].config):
-            mistakes.append(Mistake("sweep.factors", part, "is no key, section or config group"))
+    factors, parts = list(sweep["factors"]), _parts(sweep)
     for arm in cell:
         if arm is baseline:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from reasonrl import sharding
+from reasonrl import sharding, zero
 from reasonrl.config import Config
 from reasonrl.errors import Mistake
 from reasonrl.validate import infinite
@@ -179,8 +180,11 @@ def _accelerate_mistakes(engine: Mapping[str, Any]) -> list[Mistake]:
     except (OSError, ValueError, yaml.YAMLError) as error:
         return [Mistake(key, file, f"is no configuration of accelerate ({error})", "`accelerate config` writes one.")]
     found = [replace(mistake, key=f"{key}: {mistake.key}") for mistake in sharding.mistakes(environment)]
-    if not found and not {"ACCELERATE_USE_FSDP", "ACCELERATE_USE_MULTI_GPU"} & set(environment):
-        return [Mistake(key, file, "must have distributed_type: FSDP or MULTI_GPU")]
+    if zero.asked(environment) and importlib.util.find_spec("deepspeed") is None:
+        allowed = "has distributed_type: DEEPSPEED, for which accelerate's launcher needs the package deepspeed"
+        found.append(Mistake(key, file, allowed, "pip install deepspeed, or use distributed_type: FSDP."))
+    if not found and not {f"{sharding.USE}{kind}" for kind in ("FSDP", "MULTI_GPU", "DEEPSPEED")} & set(environment):
+        return [Mistake(key, file, "must have distributed_type: FSDP, DEEPSPEED or MULTI_GPU")]
     return found
 
 

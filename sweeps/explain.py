@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -35,8 +35,25 @@ _TOP = {"hydra", *(field.name for field in dataclasses.fields(SweepRoot))}
 _IN_FILE = re.compile(r"In '([^']+)'")
 
 
-def explain(loader: Any, texts: Sequence[str], config_name: str = "config", multirun: bool = True) -> list[Mistake]:
-    """The mistakes of `texts`, each judged apart, then those of the config composed from the sound ones.
+def explain(loader: Any, texts: Sequence[str], config_name: str = "config") -> list[Mistake]:
+    """The mistakes of `texts`, each judged apart, then those of the config composed from the sound ones."""
+    mistakes, sound = judge(loader, texts, config_name)
+    if sound is None:
+        return mistakes
+    try:
+        cfg = _load(loader, sound, config_name)
+        mistakes += unknown_keys(cfg) or validate(typed_config(run_section(resolve(cfg))))
+    except ConfigError as error:
+        mistakes += error.mistakes
+    except Exception as error:
+        mistakes.append(broken(error, _without_sweep(loader, sound, config_name)))
+    return mistakes
+
+
+def judge(
+    loader: Any, texts: Sequence[str], config_name: str = "config", multirun: bool = True
+) -> tuple[list[Mistake], list[str] | None]:
+    """The mistakes of `texts`, each judged apart, and the sound ones (None when the groups do not compose).
 
     Without `multirun` (and without a sweep file) a swept value is a mistake too.
     """
@@ -57,21 +74,14 @@ def explain(loader: Any, texts: Sequence[str], config_name: str = "config", mult
     try:
         cfg = _load(loader, [*sound, *_searchpath(later)], config_name)
     except Exception as error:
-        return [*mistakes, broken(error, _without_sweep(loader, sound, config_name))]
+        return [*mistakes, broken(error, _without_sweep(loader, sound, config_name))], None
     for text in later:
         problem = _value_mistake(cfg, loader, text)
         if problem:
             mistakes.append(problem)
         else:
             sound.append(text)
-    try:
-        cfg = _load(loader, sound, config_name)
-        mistakes += unknown_keys(cfg) or validate(typed_config(run_section(resolve(cfg))))
-    except ConfigError as error:
-        mistakes += error.mistakes
-    except Exception as error:
-        mistakes.append(broken(error, cfg))
-    return mistakes
+    return mistakes, sound
 
 
 def broken(error: BaseException, cfg: DictConfig | None) -> Mistake:
@@ -133,17 +143,32 @@ def _unreadable(text: str) -> Mistake | None:
         ov.parse(text)
     except Exception as error:
         message = str(error).splitlines()[0].rstrip(".:") if str(error) else "cannot be read"
-        value = text.split("=", 1)[-1]
-        return Mistake(ov.key_of(text), value, message, f"Quote it: {text.split('=', 1)[0]}='\"...\"'.")
+        key, _, value = text.partition("=")
+        return Mistake(ov.key_of(text), value, message, f'Write "{key}={_quoted(value)}".')
     return None
+
+
+def _quoted(value: str) -> str:
+    """`value` as Hydra reads it: a list with every item quoted, anything else quoted as a whole."""
+    listed = value.startswith("[") and value.endswith("]")
+    items = [item.strip() for item in value[1:-1].split(",")] if listed else [value]
+    quoted = ",".join(item if item[:1] in ("'", '"') else ov.write_value(item) for item in items)
+    return f"[{quoted}]" if listed else quoted
 
 
 def _needs_multirun(text: str) -> Mistake | None:
     if not ov.parse(text).is_sweep_override():
         return None
     key, _, value = text.partition("=")
-    cure = f"Add -m, or write {key}=[{value}] for a list."
+    cure = f"Add -m, or write {key}=[{value}] for a list." if _takes_list(key) else "Add -m."
     return Mistake(key, value, "is several values, so it needs a sweep", cure)
+
+
+def _takes_list(key: str) -> bool:
+    node: Any = OmegaConf.structured(SweepRoot)
+    for part in key.lstrip("+").split("."):
+        node = node._get_node(part) if isinstance(node, DictConfig) and not node._is_none() else None
+    return isinstance(node, ListConfig)
 
 
 def _is_group(loader: Any, text: str) -> bool:

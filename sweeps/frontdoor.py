@@ -174,12 +174,23 @@ def _null_choice(error: BaseException) -> bool:
 
 def _all_mistakes(error: BaseException, overrides: Sequence[str], flags: Sequence[str]) -> BaseException:
     from sweeps.compose import make_loader
-    from sweeps.explain import explain
+    from sweeps.explain import broken, explain, judge
+    from sweeps.plan import make_plan
 
     if _argument_error(error):
         return error
+    loader = make_loader(extra=_config_dir(flags))
     multirun = any(flag in _MULTIRUN for flag in flags)
-    mistakes = explain(make_loader(extra=_config_dir(flags)), overrides, multirun=multirun)
+    mistakes, sound = judge(loader, overrides, multirun=multirun)
+    if sound is not None and not (multirun or ov.chosen_sweep(sound)):
+        mistakes += explain(loader, sound)
+    elif sound is not None:
+        try:
+            make_plan(None, loader, sound)
+        except ConfigError as wrong:
+            mistakes += wrong.mistakes
+        except Exception as wrong:
+            mistakes.append(broken(wrong, None))
     return ConfigError(mistakes) if mistakes else error
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from reasonrl.config import doubts
 from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
-from sweeps.arms import Arm, check_arms, find_baseline
+from sweeps.arms import Arm, check_arms, find_baseline, lost_values
 from sweeps.compose import Composer, resolve, typed_config
 from sweeps.config import SAMPLERS, folder_mistakes, validate_sweep
 from sweeps.space import cells, from_override, read_space, read_stages, read_zip
@@ -23,6 +23,7 @@ from sweeps.types import Params, Plan, RunSpec, SpaceEntry, Stage
 SEARCHES = tuple(name for name in SAMPLERS if name not in ("none", "grid"))
 
 
+NARROW = 'To search a narrower range, write "{key}=interval(LOW,HIGH)" or "{key}=choice(A,B)".'
 SEEDS_END = 2**53  # what a table of numbers holds exactly
 SEEDS_ALLOWED = "seeds are whole numbers from 0 on, below 2^53"
 
@@ -45,8 +46,10 @@ class _Draft:
         return bool(self.axes or self.arms or self.space or self.zipped or self.stages or len(self.seeds) > 1)
 
 
-def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any = None, single: bool = False) -> Plan:
-    """The plan of a composed Hydra config and the overrides behind it.
+def make_plan(
+    cfg: DictConfig | None, loader: Any, arguments: Sequence[str], hydra: Any = None, single: bool = False
+) -> Plan:
+    """The plan of a composed Hydra config (None: not composed yet) and the overrides behind it.
 
     `hydra` is Hydra's own section (what else was given on the command line), `single` plans the one run of
     `python sweep.py`. Raises ConfigError with every mistake at once: bad overrides of an arm, configs that fail
@@ -55,7 +58,8 @@ def make_plan(cfg: DictConfig, loader: Any, arguments: Sequence[str], hydra: Any
     root = hydra.job.config_name if hydra else "config"
     fixed = [*_hydra_overrides(hydra), *(text for text in arguments if _is_fixed(text))]
     composer = Composer(loader, fixed, root)
-    composer.known(cfg)
+    if cfg is not None:
+        composer.known(cfg)
     config = resolve(composer.raw())
     if config["sweep"]["base"]:
         composer = Composer(loader, _under(fixed, config["sweep"]["base"]), root)
@@ -153,6 +157,9 @@ def _draft(config: Mapping[str, Any], arguments: Sequence[str]) -> _Draft:
             _add_entry(draft, override)
         else:
             draft.axes[key] = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    if typed_seed and (given := [text for text in arguments if ov.key_of(text) == "sweep.seeds"]):
+        allowed = f"was given together with {given[-1]}, and one of them would be lost"
+        draft.mistakes.append(Mistake("seed", ..., allowed, "Give one of them."))
     if not typed_seed:
         draft.seeds = [int(seed) for seed in sweep["seeds"]]
         if not all(0 <= seed < SEEDS_END for seed in draft.seeds):
@@ -282,6 +289,7 @@ def _check_search(draft: _Draft, study: Mapping[str, Any], composer: Composer) -
                     "Make them a choice in sweep.space, or use study=grid.",
                 )
             )
+        mistakes += lost_values(composer, [[entry.key for entry in entries]], "the search sets it", NARROW)
         if study["trials"] < 1:
             mistakes.append(Mistake("study.trials", study["trials"], "needs at least 1 configuration to try"))
     for entry in entries:

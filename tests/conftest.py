@@ -24,6 +24,14 @@ def one_core() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End sweeps without writing their report."""
+    from sweeps import summary
+
+    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Any]:
     """A PostgreSQL server of the module's own (`tests.database.Server`)."""

@@ -32,6 +32,11 @@ from reasonrl.metrics import METRICS
         ("eval_reward", "eval/reward"),
         ("eval_rewards/correctness_reward/mean", "eval/correctness_reward"),
         ("train/rewards/accuracy_reward/mean", "reward/accuracy_reward"),
+        # home-made
+        ("policyEntropy", "entropy/mean"),
+        ("meanReward", "reward/total"),
+        ("gradNorm", "optim/grad_norm"),
+        ("OlympiadBench", "eval/olympiadbench"),
         # verl
         ("critic/score/mean", "reward/total"),
         ("actor/entropy", "entropy/mean"),

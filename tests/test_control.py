@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from reasonrl.events import EventLog
-from sweeps import summary
 from sweeps.__main__ import main
 from sweeps.ledger import Ledger
 from sweeps.lock import FolderLock
@@ -20,13 +19,10 @@ from sweeps.story import read_runs
 from tests.fakes import make_plan
 from tests.test_crash_safety import coordinator, num_rows, wait_for
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 LONG: dict[str, Any] = {"arms": {"a": {"sleep": 0.05}, "b": {"sleep": 0.05}}, "seeds": [0], "steps": 4000}
 SHORT: dict[str, Any] = {"arms": {"a": {"sleep": 0.02}, "b": {"sleep": 0.02}}, "seeds": [0], "steps": 100}
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
 
 
 def states(directory: Path) -> dict[str, RunState]:

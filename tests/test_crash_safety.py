@@ -19,21 +19,17 @@ import optuna
 import pytest
 
 from reasonrl.events import read_events, read_from
-from sweeps import summary
 from sweeps.ledger import read_ledger
 from sweeps.lock import FolderHeldError, FolderLock, Holder, read_holder
 from sweeps.runner import run
 from sweeps.story import read_runs
 from tests.fakes import make_plan, rows_of
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 ROOT = Path(__file__).resolve().parent.parent
 ARMS = {"a": {"sleep": 0.02}, "b": {"sleep": 0.03}}
 SETTINGS: dict[str, Any] = {"arms": ARMS, "seeds": [0, 1], "steps": 20}
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ import pytest
 
 from reasonrl.errors import EngineError
 from reasonrl.events import read_events
-from sweeps import summary
 from sweeps.engines.base import Slot, choose_devices, lay_out
 from sweeps.engines.local import LocalEngine
 from sweeps.failures import classify, halve_micro_batch, may_retry
@@ -21,13 +20,10 @@ from sweeps.seats import Seat
 from tests.fakes import group_members, make_plan
 from tests.test_engine_contract import is_type, job, listen, wait_until_gone
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS: dict[str, Any] = {"slots": 1, "devices": [], "train": "tests.fakes:train", "threads": 1}
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
 
 
 # -- laying out slots -------------------------------------------------------------------------------------------------

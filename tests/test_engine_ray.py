@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from reasonrl.errors import EngineError
-from sweeps import summary
 from sweeps.engines import ray as module
 from sweeps.engines.ray import RayEngine, describe_loss, node_about
 from sweeps.engines.ray_layout import Node, lay_out_cluster
@@ -24,6 +23,8 @@ from tests.fakes import group_members, make_plan, rows_of
 from tests.ray_cluster import SMALL, Cluster, needs_ray, two_nodes
 from tests.test_crash_safety import assert_each_finished_once, wait_for
 from tests.test_engine_contract import is_type, job, listen
+
+pytestmark = pytest.mark.usefixtures("no_report")
 
 BIG, SMALLER = Node("big", 16, 8, 16, 8), Node("small", 8, 2, 8, 2)
 CPUS = [Node("a", 4, 0, 4, 0), Node("b", 2, 0, 2, 0)]
@@ -103,11 +104,6 @@ def test_a_lost_node_or_actor_is_infrastructure_and_a_kill_for_memory_is_not() -
 def cluster() -> Iterator[Cluster]:
     with two_nodes(num_gpus=2) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
 
 
 def settings_for(cluster: Cluster, **more: Any) -> dict[str, Any]:

@@ -144,6 +144,21 @@ def test_all_mistakes_of_a_command_come_at_once_and_nothing_is_written(tmp_path)
     assert len(done.stderr.splitlines()) < 24, "one screen"
 
 
+def test_mistakes_of_keys_arms_and_sweep_come_at_once(tmp_path):
+    argv = ["optim.lr=fast", "+sweep.arms={a:[],b:['loss.hih=1']}", "sweep.schedule=width", "sweep.seeds=[-1]", "-m"]
+    text = sweep_py(*argv, cwd=tmp_path, code=2).stderr
+    for part in ("optim.lr=fast: must be a number", "b: loss.hih", "sweep.schedule=width", "sweep.seeds=[-1]"):
+        assert part in text, (part, text)
+
+
+def test_what_is_not_an_override_is_shown_as_one(tmp_path):
+    text = sweep_py("+sweep.arms.a=[loss.low=1,loss.high=2]", "-m", cwd=tmp_path, code=2).stderr
+    assert "Write \"+sweep.arms.a=['loss.low=1','loss.high=2']\"." in text
+    text = sweep_py("loss=symmetric,gspo", "task.operands=4,5", cwd=tmp_path, code=2).stderr
+    assert "loss=symmetric,gspo: is several values, so it needs a sweep. Add -m.\n" in text
+    assert "write task.operands=[4,5] for a list" in text
+
+
 def test_an_unknown_sweep_name_lists_the_known_ones(tmp_path):
     text = sweep_py("+sweep=clip_ablaton", "-m", cwd=tmp_path, code=2).stderr
     assert "known: clip_ablation, clip_random_reward" in text and "Did you mean sweep=clip_ablation?" in text

@@ -106,8 +106,9 @@ def test_every_run_keeps_the_settings_of_the_sweep_file(plan, loader):
         (None, 2, "is no configuration of accelerate"),
         ("- a list", 2, "names no distributed_type"),
         ("{: }: [", 2, "is no configuration of accelerate"),
-        ("distributed_type: 'NO'", 2, "must have distributed_type: FSDP or MULTI_GPU"),
-        ("distributed_type: DEEPSPEED", 2, "accelerate=DeepSpeed"),
+        ("distributed_type: 'NO'", 2, "must have distributed_type: FSDP, DEEPSPEED or MULTI_GPU"),
+        ("distributed_type: MEGATRON_LM", 2, "accelerate=Megatron-LM"),
+        ("{distributed_type: DEEPSPEED, deepspeed_config: {zero_stage: 4}}", 2, "zero_stage=4: must be 0, 1, 2 or 3"),
         ("{distributed_type: FSDP, fsdp_config: {fsdp_offload_params: true}}", 2, "fsdp_offload_params=true"),
     ],
 )
@@ -291,6 +292,24 @@ def test_a_sampler_typed_beside_a_sweep_file_is_the_one_used(plan):
 
 def test_a_typed_value_that_every_arm_sets_over_is_refused(mistakes):
     assert "loss.high=0.5: has no effect: every arm sets it" in mistakes("loss.high=0.5", file={"arms": ARMS})
+
+
+def test_a_typed_value_of_a_searched_key_is_refused_with_the_way_to_narrow_the_search(plan, mistakes):
+    text = mistakes("+sweep=lr_search", "optim.lr=1e-4")
+    assert "optim.lr=1e-4: has no effect: the search sets it" in text
+    assert '"optim.lr=interval(LOW,HIGH)"' in text
+    (entry,) = plan("+sweep=lr_search", "optim.lr=interval(1e-5,2e-5)").space
+    assert (entry.low, entry.high) == (1e-5, 2e-5)
+
+
+def test_seeds_given_twice_are_refused(mistakes):
+    assert "seed: was given together with sweep.seeds=[2,3]" in mistakes("seed=1", "sweep.seeds=[2,3]")
+
+
+def test_a_wrong_baseline_does_not_hide_a_wrong_factor(mistakes):
+    text = mistakes(file={"arms": ARMS, "baseline": "c", "factors": ["los"]})
+    assert "sweep.baseline=c: no such arm; the arms are a, b" in text
+    assert "sweep.factors=los: is no key" in text
 
 
 def test_mistakes_of_all_arms_and_of_the_sweep_come_at_once(mistakes):

@@ -26,10 +26,7 @@ from sweeps.storage import Database
 from sweeps.story import read_runs, status_lines, why_lines
 from tests.fakes import group_members, make_plan, make_spec, rows_of
 
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
 def by_name(directory: Path) -> dict[str, RunState]:

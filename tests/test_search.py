@@ -8,7 +8,6 @@ from typing import Any
 import optuna
 import pytest
 
-from sweeps import summary
 from sweeps.configuration import Configuration
 from sweeps.ledger import read_ledger
 from sweeps.runner import run
@@ -19,12 +18,9 @@ from sweeps.story import read_runs
 from sweeps.types import Plan, SpaceEntry, Stage
 from tests.fakes import make_plan, make_spec
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 LR = SpaceEntry("optim.lr", "float", low=1e-6, high=1e-2, log=True)
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
 
 
 def search_plan(directory: Path, seeds: Any = (0,), **study: Any) -> Plan:

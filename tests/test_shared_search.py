@@ -27,15 +27,13 @@ from tests.test_crash_safety import assert_each_finished_once, coordinator, wait
 from tests.test_shared_sweep import starts, trials
 
 psycopg = pytest.importorskip("psycopg", reason="the extra [postgres] is not installed")
-pytestmark = pytest.mark.skipif(programs() is None, reason="PostgreSQL's server programs are not installed")
+pytestmark = [
+    pytest.mark.usefixtures("no_report"),
+    pytest.mark.skipif(programs() is None, reason="PostgreSQL's server programs are not installed"),
+]
 
 NUM_TRIALS = 24
 LR = SpaceEntry("optim.lr", "float", low=1e-6, high=1e-2, log=True)
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
 
 
 def ledger_of(directory: Path, process: subprocess.Popen[str]) -> Path:

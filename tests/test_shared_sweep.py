@@ -17,7 +17,6 @@ import optuna
 import pytest
 
 from reasonrl.events import read_events
-from sweeps import summary
 from sweeps.claims import without_password
 from sweeps.ledger import read_ledger
 from sweeps.lock import live_holders
@@ -28,14 +27,12 @@ from tests.fakes import make_plan, rows_of
 from tests.test_crash_safety import assert_each_finished_once, coordinator, num_rows, wait_for, worker_pids
 
 psycopg = pytest.importorskip("psycopg", reason="the extra [postgres] is not installed")
-pytestmark = pytest.mark.skipif(programs() is None, reason="PostgreSQL's server programs are not installed")
+pytestmark = [
+    pytest.mark.usefixtures("no_report"),
+    pytest.mark.skipif(programs() is None, reason="PostgreSQL's server programs are not installed"),
+]
 
 ARMS = {"a": {"sleep": 0.05}, "b": {"sleep": 0.05}, "c": {"sleep": 0.05}}
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(summary, "make_report", lambda sweep: None)
 
 
 def settings_for(server: Server, lease_s: float = 4.0, **more: Any) -> dict[str, Any]:

@@ -70,6 +70,7 @@ OURS = re.compile(
     r"(reward|advantage|groups|entropy|shift|clip|kl|length|text|loss|optim|data|time|speed|eval)/[\w.@-]+(/[\w.@-]+)*"
 )
 HELD_OUT = re.compile(r"(?:eval|validation|valid|val|test|dev|heldout|held_out)(?:_\d+)?[/_]+(.+)")
+CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 # Known, and nothing a rule reads.
 USELESS = re.compile(
     r"epoch|num_tokens|total_flos|_runtime|_timestamp|.*(?:^|[/_])(?:time|timing|timing_s|runtime|seconds|secs?|memory|mem|"
@@ -128,7 +129,8 @@ def translate(name: str) -> tuple[str, int] | None:
         return benchmark, 0
     if OURS.fullmatch(plain):
         return plain, 0
-    return None
+    words = CAMEL.sub("_", name)  # last, because benchmarks have such names too
+    return translate(words) if words != name else None
 
 
 def _part(plain: str) -> str | None:
