@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO stages in accelerate's configuration, read as the same split made by torch's FSDP 2 (`sharding`).
 
 Stages 1 and 2 keep a run's gathered weights from forward to backward, stage 3 gives them back in between. What a
-configuration asks for beyond the split is refused by its name. DeepSpeed itself is only needed by accelerate's launcher.
+configuration asks for beyond the split is refused by its name. Only accelerate's launcher needs DeepSpeed itself.
 """
 
 from __future__ import annotations
