@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import on_processes
 
 from reasonrl.models import ModelConfig, load_policy, tiny
 from reasonrl.models.tiny import base_model_dir, demonstration, first_token_keep, make_tokenizer
@@ -79,6 +80,31 @@ def test_a_damaged_base_is_built_again_with_a_word(cache, capsys, damage):
     assert (folder / "model.safetensors").read_bytes() == sound
     base_model_dir(ONE, [4])
     assert len(cache) == 2
+
+
+def test_a_seal_of_a_folder_without_weights_is_no_seal(cache, capsys):
+    # what earlier versions left when the second process of a run built the model
+    folder = base_model_dir(ONE, [4])
+    (folder / "model.safetensors").unlink()
+    (folder / "sound.json").write_text(json.dumps(tiny._digest(folder)))
+    base_model_dir(ONE, [4])
+    assert "is damaged" in capsys.readouterr().err
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_any_process_of_a_run_may_be_the_one_that_builds(cache, tmp_path):
+    def work(rank):
+        if rank == 1:
+            base_model_dir(ONE, [4])
+        return rank
+
+    on_processes(2, work, tmp_path)
+    policy = load_policy(ONE, [4])
+    assert cache == []  # built over there
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(policy.model.parameters(), tiny.make_model(0).parameters(), strict=True)
+    )
 
 
 def test_a_build_that_was_interrupted_leaves_nothing_behind(cache, monkeypatch, tmp_path):

@@ -43,6 +43,7 @@ BASE_FIELDS = (
     "base_steps",
     "base_seed",
 )
+WEIGHTS = "model.safetensors"
 ROWS_PER_STEP, PEAK_LR, WARMUP = 128, 3e-3, 50
 
 
@@ -98,7 +99,7 @@ def _is_sound(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     try:
-        sound = json.loads((folder / "sound.json").read_text()) == _digest(folder)
+        sound = json.loads((folder / "sound.json").read_text()) == _digest(folder) and (folder / WEIGHTS).is_file()
     except (OSError, ValueError):
         sound = False
     if not sound:
@@ -123,7 +124,7 @@ def _build(folder: Path, recipe: dict[str, Any]) -> None:
     try:
         with _every_core():
             model = train_base(recipe)
-        model.save_pretrained(scratch)
+        _save(model, scratch)
         make_tokenizer().save_pretrained(scratch)
         (scratch / "recipe.json").write_text(json.dumps(recipe, indent=1))
         (scratch / "sound.json").write_text(json.dumps(_digest(scratch)))
@@ -132,6 +133,16 @@ def _build(folder: Path, recipe: dict[str, Any]) -> None:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     print(f"Built in {time.monotonic() - started:.0f} s: {folder}", file=sys.stderr, flush=True)
+
+
+def _save(model: Any, folder: Path) -> None:
+    """Write the model; `save_pretrained` would write nothing in any but the first process of a run."""
+    from safetensors.torch import save_model
+
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    save_model(model, str(folder / WEIGHTS), metadata={"format": "pt"})
 
 
 @contextlib.contextmanager
