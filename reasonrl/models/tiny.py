@@ -137,12 +137,13 @@ def _build(folder: Path, recipe: dict[str, Any]) -> None:
 
 def _save(model: Any, folder: Path) -> None:
     """Write the model; `save_pretrained` would write nothing in any but the first process of a run."""
-    from safetensors.torch import save_model
+    from safetensors.torch import save_file
 
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
-    save_model(model, str(folder / WEIGHTS), metadata={"format": "pt"})
+    weights = {name: weight.detach() for name, weight in model.named_parameters()}  # tied ones once
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 @contextlib.contextmanager
