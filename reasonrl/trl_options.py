@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from reasonrl import distributed
+from reasonrl import distributed, trl_deepspeed
 from reasonrl.errors import Mistake
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ TRAINERS = ("ours", "trl")
 EPS = 1e-4  # TRL's constant in advantages
 SCALES = {"grpo": "group", "dr_grpo": "none", "batch_std": "batch", "gdpo": "group"}
 LOSS_TYPES = {"sequence_mean": "grpo", "constant": "dr_grpo"}
-WHOLE_STATE = ("deepspeed", "fsdp", "fsdp_config")
+WHOLE_STATE = ("fsdp", "fsdp_config")
 CURE = "Use trainer=ours, or leave it at its default."
 DIFFERENCES = (
     "trainer=trl: minibatches are rows in random order, the same in every inner epoch; entropy is measured during the "
@@ -55,7 +55,9 @@ def mistakes(config: Config) -> Iterator[Mistake]:
             yield Mistake(f"trl.options.{name}", config.trl.options[name], "is set by this project", cure)
         elif name in WHOLE_STATE:
             allowed = "splits weights and optimizer over processes, which the checkpoints of a run cannot hold"
-            yield Mistake(f"trl.options.{name}", config.trl.options[name], allowed, "Leave it out.")
+            yield Mistake(f"trl.options.{name}", config.trl.options[name], allowed, "Use trl.options.deepspeed.")
+        elif name == "deepspeed":
+            yield from trl_deepspeed.mistakes(config.trl.options[name])
 
 
 def _absent(config: Config) -> Iterator[tuple[str, Any, str]]:

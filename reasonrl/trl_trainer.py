@@ -6,6 +6,7 @@ evaluation. Random numbers are set anew at every rollout step, so a continued ru
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reasonrl import distributed
+from reasonrl import distributed, trl_deepspeed
 from reasonrl.config import Config
 from reasonrl.data import ProblemStream, is_flat
 from reasonrl.errors import ConfigError, Mistake, TrainingError
@@ -49,14 +50,19 @@ NAMES = {
 
 def train_with_trl(config: Config, run_dir: Path, on_event: Callable[[Event], str | None]) -> Summary:
     """Train one policy with TRL and return how it ended; the counterpart of `reasonrl.train.train`."""
-    with distributed.process_group(), open_run(config, run_dir, on_event, load=_load) as run:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(trl_deepspeed.own_environment(config.trl.options.get("deepspeed") is not None))
+        stack.enter_context(distributed.process_group())
+        run = stack.enter_context(open_run(config, run_dir, on_event, load=_load))
         run.warn_once(DIFFERENCES)
         if run.step == 0:
             run.evaluate()
         if run.goes_on():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # TRL and transformers talk of each other's deprecations
-                make_trainer(run).train()
+                trainer = make_trainer(run)
+                trainer.train()
+            stack.enter_context(trl_deepspeed.whole_weights(trainer))
         run.policy.model.eval()
         return run.finish()
 
@@ -95,17 +101,20 @@ def make_trainer(run: Run) -> Any:
         args=_settings(trl.GRPOConfig, run, arguments),
         train_dataset=data,
         processing_class=policy.tokenizer,
-        callbacks=[make_recorder(run, scores)],
-        optimizers=(run.optimizer.adam, schedule),
     )
+    trainer.own_optimizer, trainer.own_schedule = run.optimizer.adam, schedule
     trainer.remove_callback(PrinterCallback)
     trainer.scores, trainer.first_step = scores, first
+    trainer.add_callback(make_recorder(run, trainer))
     return trainer
 
 
 def _settings(kind: Any, run: Run, arguments: dict[str, Any]) -> Any:
     """Return the GRPOConfig; raises ConfigError for options it does not know or does not accept."""
     options = {"ddp_find_unused_parameters": False, **run.config.trl.options}
+    if options.get("deepspeed") is not None:
+        options["deepspeed"] = trl_deepspeed.settings(options["deepspeed"])
+        trl_deepspeed.join()
     known = {one.name for one in dataclasses.fields(kind)}
     unknown = [
         Mistake(f"trl.options.{n}", v, "is no field of GRPOConfig") for n, v in options.items() if n not in known
@@ -145,6 +154,16 @@ def _trainer_class() -> Any:
 
         scores: Scores
         first_step: int
+        own_optimizer: Any
+        own_schedule: Any
+
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+            self.optimizer = self.own_optimizer  # given to the constructor, it would be replaced under DeepSpeed
+            return self.optimizer
+
+        def create_scheduler(self, *args: Any, **kwargs: Any) -> Any:
+            self.lr_scheduler = self.own_schedule
+            return self.lr_scheduler
 
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             began = time.perf_counter()
@@ -250,9 +269,12 @@ class Scores:
         }
 
 
-def make_recorder(run: Run, scores: Scores) -> Any:
+def make_recorder(run: Run, trainer: Any) -> Any:
     """Return the callback that turns TRL's logs into our rows and our stops into TRL's."""
     from transformers import TrainerCallback
+
+    scores: Scores = trainer.scores
+    before = trl_deepspeed.held(run) if trainer.is_deepspeed_enabled else {}
 
     class Recorder(TrainerCallback):
         """Collects the logs of a rollout step's updates and records the step after the last one."""
@@ -260,6 +282,11 @@ def make_recorder(run: Run, scores: Scores) -> Any:
         def __init__(self) -> None:
             self.logs: list[dict[str, Any]] = []
             self.began = time.perf_counter()
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if trainer.is_deepspeed_enabled:
+                trl_deepspeed.take_over(run, trainer.model_wrapped, before)
+                before.clear()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             if not logs or "loss" not in logs:
@@ -273,6 +300,12 @@ def make_recorder(run: Run, scores: Scores) -> Any:
             run.gradient_steps += scores.updates
             metrics["optim/gradient_steps"] = float(run.gradient_steps)
             run.problems.take(run.config.data.prompts_per_step)
+            with trl_deepspeed.whole_weights(trainer):
+                self.record_step(metrics)
+            self.logs, self.began = [], time.perf_counter()
+            control.should_training_stop = not run.goes_on()
+
+        def record_step(self, metrics: dict[str, float]) -> None:
             if not all(bool(weight.isfinite().all()) for weight in run.policy.trainable()):
                 run.emit("step", step=run.step + 1, metrics=metrics)
                 raise TrainingError(
@@ -282,8 +315,6 @@ def make_recorder(run: Run, scores: Scores) -> Any:
             run.policy.model.eval()
             run.record_step(metrics)
             run.policy.model.train()
-            self.logs, self.began = [], time.perf_counter()
-            control.should_training_stop = not run.goes_on()
 
         def metrics(self) -> dict[str, float]:
             metrics = scores.metrics()

@@ -286,8 +286,8 @@ def _launch(config: Config) -> Iterator[Mistake]:
     yield from sharding.mistakes()
     if config.trainer == "trl" and sharding.asked():
         allowed = "splits weights that the evaluation and the checkpoints of trainer=trl need whole"
-        asked = "DeepSpeed" if zero.asked(os.environ) else "FSDP"
-        yield Mistake("accelerate", asked, allowed, "Use trainer=ours, or distributed_type: MULTI_GPU.")
+        cure = "Use distributed_type: MULTI_GPU and +trl.options.deepspeed=FILE, or trainer=ours."
+        yield Mistake("accelerate", "DeepSpeed" if zero.asked(os.environ) else "FSDP", allowed, cure)
 
 
 def doubts_about(config: Config) -> list[str]:
