@@ -93,9 +93,10 @@ def _why_unclear(each: Comparison) -> str:
     if paired.n == 1:
         return "known for one shared seed only, no interval"
     if paired.t is None:
-        size = number(abs(paired.mean), each.measure.digits)
-        same = "identical" if paired.mean == 0 else f"different by the same {size}"
-        return f"{same} in all {paired.n} seeds, no interval"
+        if paired.mean == 0:
+            return f"identical in all {paired.n} seeds"
+        size = number(abs(paired.mean), enough_digits([paired.mean], each.measure.digits))
+        return f"not distinguishable: {size} apart in each of {paired.n} seeds, which gives no interval"
     if paired.t.excludes(0.0):
         return f"not distinguishable with {seeds_text(paired.n)} after Holm's correction over the arms"
     return f"not distinguishable with {seeds_text(paired.n)}"
@@ -153,7 +154,8 @@ def _undecided(results: Results) -> list[str]:
     if open_runs.empty:
         return []
     names = ", ".join(f"{label(arm)} {count}" for arm, count in open_runs["arm"].value_counts(sort=False).items())
-    return [f"{len(open_runs)} of {len(runs)} runs have no result (unfinished, lost or ended early): {names}."]
+    have = "has" if len(open_runs) == 1 else "have"
+    return [f"{len(open_runs)} of {len(runs)} runs {have} no result (unfinished, lost or ended early): {names}."]
 
 
 def _one_arm(results: Results) -> str:

@@ -126,6 +126,12 @@ class Run:
             self.command = "stop"
             self.stop_reason = self.stop_reason or alert.to_event()
 
+    def begin(self) -> None:
+        """Measure held-out accuracy before the first step, which alerts compare with; nothing in a continued run."""
+        if self.step == 0:
+            for alert in self.monitor.update(0, self.evaluate()):
+                self.raise_alert(alert)
+
     def evaluate(self) -> dict[str, float]:
         """Measure held-out accuracy now, record it, and return its metrics."""
         started = time.perf_counter()

@@ -44,8 +44,7 @@ def train(config: Config, run_dir: Path, on_event: Callable[[Event], str | None]
 
         return train_with_trl(config, Path(run_dir), on_event)
     with distributed.process_group(), open_run(config, Path(run_dir), on_event) as run:
-        if run.step == 0:
-            run.evaluate()
+        run.begin()
         while run.goes_on():
             train_step(run, run.step + 1)
         return run.finish()

@@ -55,8 +55,7 @@ def train_with_trl(config: Config, run_dir: Path, on_event: Callable[[Event], st
         stack.enter_context(distributed.process_group())
         run = stack.enter_context(open_run(config, run_dir, on_event, load=_load))
         run.warn_once(DIFFERENCES)
-        if run.step == 0:
-            run.evaluate()
+        run.begin()
         if run.goes_on():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # TRL and transformers talk of each other's deprecations

@@ -18,17 +18,17 @@ from sweeps.story import find, find_single, read_runs, single_lines, status_line
 WAIT_S = 30.0
 VERBS = {
     "status": ("[NAME]", "how far every run is (also while it runs, and after)"),
-    "why": ("KEY", "the story of one run, also a single one: overrides, alerts, evidence, what to try"),
-    "stop": ("NAME|KEY", "end the sweep (runs write a checkpoint first), or one run for good"),
-    "pause": ("NAME|KEY", "hold the sweep, or one run, at its next step"),
-    "resume": ("NAME|KEY", "let it go on"),
-    "retry": ("NAME|KEY", "put failed runs, or one, in line again"),
+    "why": ("RUN", "the story of one run, also a single one: overrides, alerts, evidence, what to try"),
+    "stop": ("NAME|RUN", "end the sweep (runs write a checkpoint first), or one run for good"),
+    "pause": ("NAME|RUN", "hold the sweep, or one run, at its next step"),
+    "resume": ("NAME|RUN", "let it go on"),
+    "retry": ("NAME|RUN", "put failed runs, or one, in line again"),
 }
 MORE = {
     "status": """Without NAME, one line for every sweep. A row has key, run, state, step, the last reward, entropy and
 metric, and the alerts raised. States: waiting, running, paused, partial (will be continued), finished,
 stopped (for a reason), failed.""",
-    "stop": "The same command continues a stopped sweep; a run stopped by its KEY has ended.",
+    "stop": "The same command continues a stopped sweep; a run that was stopped by itself has ended for good.",
     "retry": "Also after the sweep has ended: then give its command again.",
 }
 
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         described = f"{text[0].upper()}{text[1:]}. {MORE.get(verb, '')}"
         one = verbs.add_parser(verb, help=f"{metavar}: {text}", description=described)
         one.add_argument(
-            "words", nargs="*", metavar=metavar.strip("[]"), help="name of a sweep, or start of a run's key"
+            "words", nargs="*", metavar=metavar.strip("[]"), help="name of a sweep, name of a run, or start of its key"
         )
         one.add_argument("--results", default=argparse.SUPPRESS, **results)
     return parser
@@ -80,9 +80,11 @@ def _why(args: argparse.Namespace) -> int:
         for line in single_lines(single):
             print(line)
         return 0
+    if not args.words:
+        raise ReasonRLError("Name a run, or its key: python -m sweeps status NAME lists them.")
     folder, key = find(args.results, args.words)
     if key is None:
-        raise ReasonRLError(f"Name a run: its key is in: python -m sweeps status {folder.name}")
+        raise ReasonRLError(f"Name a run, or its key; they are in: python -m sweeps status {folder.name}")
     for line in why_lines(folder, key):
         print(line)
     return 0
@@ -118,7 +120,9 @@ def _retry(args: argparse.Namespace) -> int:
     runs = read_runs(folder)
     failed = [run for run in runs.values() if run.status == "failed" and key in (None, run.key)]
     if not failed:
-        raise ReasonRLError(f"{key or folder.name}: no failed run, nothing to try again.")
+        ended = [run for run in runs.values() if key == run.key and run.status == "stopped"]
+        why = "it was stopped, which is an end" if ended else "no failed run"
+        raise ReasonRLError(f"{key or folder.name}: {why}, nothing to try again.")
     for run in failed:
         log = EventLog(folder / "runs" / run.key / "events.jsonl")
         log.append({"type": "retry", "time": time.time()}, sync=True)

@@ -148,12 +148,13 @@ def _unreadable(text: str) -> Mistake | None:
     return None
 
 
+_ASSIGNMENT = re.compile(r"(?<=[\[,])\s*([^\[\]{},'\"]*=[^\[\]{},'\"]*?)\s*(?=[\],])")  # bare, inside of a list
+
+
 def _quoted(value: str) -> str:
-    """`value` as Hydra reads it: a list with every item quoted, anything else quoted as a whole."""
-    listed = value.startswith("[") and value.endswith("]")
-    items = [item.strip() for item in value[1:-1].split(",")] if listed else [value]
-    quoted = ",".join(item if item[:1] in ("'", '"') else ov.write_value(item) for item in items)
-    return f"[{quoted}]" if listed else quoted
+    """`value` as Hydra reads it: with the assignments inside of its lists quoted, else quoted as a whole."""
+    inside = _ASSIGNMENT.sub(lambda found: ov.write_value(found[1]), value)
+    return inside if inside != value else ov.write_value(value)
 
 
 def _needs_multirun(text: str) -> Mistake | None:
@@ -245,7 +246,10 @@ def _misfit(cfg: DictConfig, override: Any, value: Any, text: str, error: Except
     key, message = override.key_or_group, first_line(error, value)
     if "not in" in message and isinstance(value, dict) and _exists(cfg, key):
         cure = f'Write "+{key}={ov.write_value(value)}".'
-        return Mistake(key, ov.write_value(value), "names something the section does not have yet", cure)
+        there = OmegaConf.select(cfg, key)
+        allowed = "names something the section does not have yet"
+        allowed += f" (it has {', '.join(map(str, there))}, which stay)" if there else ""
+        return Mistake(key, ov.write_value(value), allowed, cure)
     if "not in" in message or "does not match" in message:
         return _unknown(cfg, key, text)
     if "is not a subclass of" in message and _adding(override):

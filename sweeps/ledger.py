@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from reasonrl.events import EventLog, read_events
-from sweeps.types import RunSpec
+from sweeps.types import Plan, RunSpec
 
 NAME = "ledger.jsonl"
 FILES = "ledger*.jsonl"  # coordinators that share a folder write one each
@@ -92,6 +92,25 @@ def read_specs(directory: Path, also: Iterable[str] = ()) -> dict[str, RunSpec]:
     keys = {path.parent.name for path in (directory / "runs").glob(f"*/{SPEC}")}
     found = [read_spec(directory / "runs" / key) for key in sorted(keys.union(also))]
     return {spec.key: spec for spec in found if spec is not None}
+
+
+def other_runs(plan: Plan) -> set[str]:
+    """Keys of runs in the plan's folder that it does not ask for: the same name, with other settings or code."""
+    if not plan.runs:  # a search decides as it goes
+        return set()
+    there = {path.parent.name for path in (plan.directory / "runs").glob(f"*/{SPEC}")} - {run.key for run in plan.runs}
+    return {key for key in there if (spec := read_spec(plan.directory / "runs" / key)) and not spec.parent}
+
+
+def warnings_of(plan: Plan) -> list[str]:
+    """What will most likely disappoint about a plan, and what its folder holds of other plans."""
+    count = len(other_runs(plan))
+    if not count:
+        return plan.warnings
+    text = (
+        f"{plan.directory} holds {'1 run' if count == 1 else f'{count} runs'} of this name with other settings or code"
+    )
+    return [*plan.warnings, f"{text}: they stay, the report is made without them. sweep.name=OTHER keeps sweeps apart."]
 
 
 def read_spec(run_dir: Path) -> RunSpec | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweeps.budget import forecast_seconds
 from sweeps.engines.base import Slot
+from sweeps.ledger import warnings_of
 from sweeps.state import RunState
 from sweeps.types import Plan
 
@@ -47,7 +48,7 @@ class Progress:
         planned = num_runs(self._plan)
         what = f"a search of at most {planned} runs" if self._plan.searched else f"{total} run{'s' * (total != 1)}"
         self.line(f"sweep {self._plan.name}: {what}{left}; slots: {slots}; results in {self._plan.directory}")
-        for warning in self._plan.warnings:
+        for warning in warnings_of(self._plan):
             self.line(f"warning: {warning}")
         if missing := unbuilt_models(spec.config for spec in self._plan.runs or [self._plan.typical_run()]):
             self.line(

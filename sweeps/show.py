@@ -11,6 +11,7 @@ from rich.text import Text
 
 from sweeps import overrides as ov
 from sweeps.choices import flatten, is_under
+from sweeps.ledger import warnings_of
 from sweeps.space import stage_cells
 from sweeps.speed import Speed, SpeedBook, num_gpus, num_slots
 from sweeps.types import Plan, RunSpec, SpaceEntry, Stage
@@ -33,7 +34,7 @@ def print_plan(plan: Plan, results: Path, console: Console | None = None) -> Non
     _print_search(plan, console)
     _print_cost(plan, speeds, book, console)
     _print_flat(plan, console)
-    for warning in plan.warnings:
+    for warning in warnings_of(plan):
         console.print(Text(f"Warning: {warning}", style="yellow"), soft_wrap=True)
     console.print(Text("Nothing was run (plan=true).", style="dim"))
 

@@ -13,7 +13,7 @@ from typing import Any
 from reasonrl.errors import ReasonRLError
 from reasonrl.events import count_damaged, read_events
 from sweeps.interventions import cured, overrides_of
-from sweeps.ledger import SPEC, read_ledger, read_specs
+from sweeps.ledger import other_runs, read_ledger, read_specs
 from sweeps.lock import live_holders
 from sweeps.progress import alert_codes, duration, number
 from sweeps.state import RunState, read_state
@@ -62,7 +62,7 @@ def sweeps_in(results: Path) -> list[Path]:
 
 
 def find(results: Path, words: list[str]) -> tuple[Path, str | None]:
-    """(sweep folder, run key or None) for `NAME`, `KEY` or `NAME KEY`; a key may be shortened.
+    """(sweep folder, run key or None) for `NAME`, `RUN` or `NAME RUN`; a run is meant by its name or its key's start.
 
     ReasonRLError says what there is when nothing, or more than one thing, is meant.
     """
@@ -73,7 +73,7 @@ def find(results: Path, words: list[str]) -> tuple[Path, str | None]:
     if words[0] in names:
         folder = names[words[0]]
         return folder, _key_in(folder, words[1]) if len(words) > 1 else None
-    hits = [(folder, key) for folder in folders for key in _keys(folder) if key.startswith(words[0])]
+    hits = [(folder, key) for folder in folders for key in _keys(folder, words[0])]
     if len(hits) == 1:
         return hits[0]
     if not hits and find_single(results, words):
@@ -82,8 +82,8 @@ def find(results: Path, words: list[str]) -> tuple[Path, str | None]:
             "same command continues it."
         )
     if not hits:
-        known = ", ".join(names) or f"none in {results}"
-        raise ReasonRLError(f"{words[0]} is neither a sweep nor the key of a run. Sweeps: {known}.")
+        known = ", ".join(names) or f"none in {results} (--results DIR looks elsewhere)"
+        raise ReasonRLError(f"{words[0]} is neither a sweep nor the name or key of a run. Sweeps: {known}.")
     raise ReasonRLError(
         f"{words[0]} fits {len(hits)} runs: {', '.join(key for _, key in hits[:10])}. Write more of it."
     )
@@ -97,15 +97,15 @@ def find_single(results: Path, words: list[str]) -> Path | None:
     return hits[0] if len(hits) == 1 and not (results / words[0] / "plan.json").exists() else None
 
 
-def _keys(folder: Path) -> list[str]:
+def _keys(folder: Path, word: str) -> list[str]:
+    """The runs of a sweep that `word` means: by their name, else by the start of their key."""
     plan = read_plan(folder)
-    planned = [run.key for run in plan.runs] if plan else []
-    started = [path.parent.name for path in (folder / "runs").glob(f"*/{SPEC}")]
-    return list(dict.fromkeys([*planned, *started]))
+    specs = {**{run.key: run for run in (plan.runs if plan else ())}, **read_specs(folder)}
+    return [key for key, spec in specs.items() if spec.name == word] or [key for key in specs if key.startswith(word)]
 
 
 def _key_in(folder: Path, start: str) -> str:
-    hits = [key for key in _keys(folder) if key.startswith(start)]
+    hits = _keys(folder, start)
     if len(hits) != 1:
         what = f"fits {len(hits)} runs" if hits else "is no run"
         raise ReasonRLError(f"{start} {what} of {folder.name}. See: python -m sweeps status {folder.name}")
@@ -117,6 +117,7 @@ def status_lines(directory: Path) -> Iterator[str]:
     runs = read_runs(directory)
     holders = live_holders(directory)
     plan = read_plan(directory)
+    others = other_runs(plan) if plan else set()
     counts: dict[str, int] = {}
     for run in runs.values():
         counts[run.status] = counts.get(run.status, 0) + 1
@@ -128,6 +129,7 @@ def status_lines(directory: Path) -> Iterator[str]:
     for run in runs.values():
         step = f"{run.step}/{run.spec.steps}"
         name = f"{run.spec.name} (fork of {run.spec.parent[:6]})" if run.spec.parent else run.spec.name
+        name += " (earlier plan)" if run.key in others else ""
         yield (
             f"  {run.key:<13}{name:<27} {run.status:<10}{step:>9}  {number(run.shown.get('reward/total')):>7}"
             f" {number(run.shown.get('entropy/mean')):>8} {number(run.value):>8}  {alert_codes(run)}"

@@ -25,6 +25,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, chec
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
+from reasonrl.randomness import stream
 from sweeps.configuration import Configuration
 from sweeps.pruner import AlertPruner, AnyPruner, metric_pruner
 from sweeps.samplers import distribution, make_sampler, parameter_name, suggest
@@ -250,7 +251,9 @@ class Study:
         with self._bridged():
             study = self._database.need()
             count = len(study.get_trials(deepcopy=False))
-            study.sampler = make_sampler(sampler, int(self._plan.study.get("seed", 0)) + count, self._plan.study)
+            # generators of seeds in a row begin with values close together
+            seed = int(stream("sampler", int(self._plan.study.get("seed", 0)), count).integers(2**31))
+            study.sampler = make_sampler(sampler, seed, self._plan.study)
             trial = study.ask()
             params: dict[str, Any] = {}
             for entry in space:

@@ -162,11 +162,33 @@ def test_a_failed_run_is_tried_again_on_request_and_told_anew(
     assert "ValueError: a bug at step 3" in story and "put in line again by hand" in story and "error.txt" in story
 
 
+def test_a_run_is_found_by_its_name_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = make_plan(tmp_path / "s", {"a": {}}, seeds=(0,))
+    run(plan)
+    capsys.readouterr()
+    assert command(tmp_path, "why", "a-s0") == command(tmp_path, "why", "s", "a-s0") == 0
+    assert plan.runs[0].key in capsys.readouterr().out
+
+
+def test_runs_of_another_plan_in_the_same_folder_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(make_plan(tmp_path / "s", {"a": {}}, seeds=(0,), steps=2))
+    assert "other settings" not in capsys.readouterr().out
+    run(make_plan(tmp_path / "s", {"a": {}}, seeds=(0,), steps=3))
+    said = " ".join(capsys.readouterr().out.split())
+    assert "holds 1 run of other settings or other code" in said
+    assert command(tmp_path, "status", "s") == 0
+    shown = capsys.readouterr().out
+    assert [("(earlier plan)" in line) for line in shown.splitlines() if "a-s0" in line] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["status", "nothing"], "neither a sweep nor the key of a run"),
+        (["status", "nothing"], "neither a sweep nor the name or key of a run"),
         (["why", "s"], "Name a run"),
+        (["why"], "Name a run"),
         (["stop", "s"], "No coordinator works on s"),
         (["retry", "s"], "no failed run"),
         (["why", "s", "zzz"], "zzz is no run of s"),

@@ -140,3 +140,10 @@ def test_json_cut_before_its_first_row_is_called_invalid_json(text, tmp_path):
     (tmp_path / "x.json").write_text(text)
     with pytest.raises(AnalysisError, match=r"is not valid JSON \(.* at line 1 column \d+\)"):
         read_log(tmp_path / "x.json")
+
+
+def test_prose_with_commas_in_it_is_no_log(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("# A tool\n\nParts: correctness, format, overlong, and more\n" + "It costs 21, or 3 a day.\n" * 9)
+    with pytest.raises(AnalysisError, match="no rows of numbers"):
+        read_log(page)

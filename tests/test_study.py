@@ -141,6 +141,19 @@ def test_the_same_seed_and_count_draw_the_same_values() -> None:
     assert draw(3) == draw(3) != draw(4)
 
 
+def test_draws_one_after_the_other_are_spread_over_the_space(tmp_path: Path) -> None:
+    # the first values of numpy's generators with the seeds 0 to 3 are .55, .42, .44 and .55
+    study, _, _ = opened(tmp_path / "s", study={"sampler": "random"})
+    entry = SpaceEntry("x", "float", low=0.0, high=1.0)
+    drawn = []
+    for _ in range(12):
+        asked = study.ask("", [entry], {}, "random")
+        assert asked is not None
+        drawn.append(asked[1]["x"])
+    quarters = {int(4 * value) for value in drawn}
+    assert quarters == {0, 1, 2, 3}
+
+
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [

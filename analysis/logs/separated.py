@@ -33,6 +33,8 @@ def read_separated(path: Path, text: str) -> Log | None:
         odd += len(row) != len(names)
         cells = [_point(cell) for cell in row] if separator == ";" else row
         records.append({name: cell for name, cell in zip(names, cells, strict=False) if name})
+    if 2 * odd > len(records) and 2 * sum(map(_is_known, names)) <= len(names):
+        return None  # prose with a comma or a table somewhere in it
     notes = [f"{odd} rows have more or fewer cells than the header (a cut last line?)"] if odd else []
     return build(path, "CSV", _one_run(_wide(records)), notes)
 

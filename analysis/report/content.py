@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ def plan_section(results: Results) -> Section:
     command = plan.get("command")
     if isinstance(command, list) and command:
         blocks.append(Text("The same command resumes it, or repeats it elsewhere:"))
-        blocks.append(Code(f"python sweep.py {' '.join(map(str, command))} -m"))
+        blocks.append(Code(f"python sweep.py {shlex.join(map(str, command))} -m"))
     blocks += [Text(str(warning), "note") for warning in items(plan.get("warnings"))]
     if not plan:
         blocks.append(Text("plan.json is missing or damaged; this is what the event logs say.", "note"))
