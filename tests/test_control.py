@@ -177,7 +177,7 @@ def test_runs_of_another_plan_in_the_same_folder_are_told_apart(
     assert "other settings" not in capsys.readouterr().out
     run(make_plan(tmp_path / "s", {"a": {}}, seeds=(0,), steps=3))
     said = " ".join(capsys.readouterr().out.split())
-    assert "holds 1 run of other settings or other code" in said
+    assert "holds 1 run of this name with other settings or code" in said
     assert command(tmp_path, "status", "s") == 0
     shown = capsys.readouterr().out
     assert [("(earlier plan)" in line) for line in shown.splitlines() if "a-s0" in line] == [False, True]
