@@ -173,6 +173,11 @@ def canonical(config: Config) -> dict[str, Any]:
     return values
 
 
+def inert(config: Config) -> set[str]:
+    """Return the dotted keys that have no effect under the chosen kinds."""
+    return {f"{section}.{name}" for section, names in _inert_keys(config).items() for name in names}
+
+
 def run_key(config: Config) -> str:
     """Return the run's identity: 12 hex digits over canonical form (seed included) and code version."""
     text = json.dumps([canonical(config), code_version()], sort_keys=True, default=str)

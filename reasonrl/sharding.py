@@ -57,12 +57,19 @@ def mistakes(environment: Mapping[str, str] = os.environ) -> Iterator[Mistake]:
             cure = "Use distributed_type: FSDP to split weights, gradients and optimizer state, or MULTI_GPU."
             yield Mistake("accelerate", name, "splits the work in a way that no run here does", cure)
     yield from zero.mistakes(environment)
-    if not _on(environment.get(f"{USE}FSDP")) and not zero.asked(environment):
-        return
+    split = _on(environment.get(f"{USE}FSDP"))
     for variable, (key, values, allowed, cure) in REFUSED.items():
         value = environment.get(variable)
-        if value and (values is None or value.lower() in values):
+        heeded = split or not variable.startswith("FSDP_")
+        if heeded and value and (values is None or value.lower() in values):
             yield Mistake(f"accelerate {key}", value, allowed, cure)
+    if not split:
+        return
+    if (version := environment.get("FSDP_VERSION", "1")) not in ("1", "2"):
+        yield Mistake("accelerate fsdp_version", version, "must be 1 or 2")
+    reshard = environment.get("FSDP_RESHARD_AFTER_FORWARD", "true")
+    if _is_second(environment) and reshard.lower() not in ("true", "false"):
+        yield Mistake("accelerate fsdp_reshard_after_forward", reshard, "must be true or false")
     strategy = environment.get("FSDP_SHARDING_STRATEGY", "FULL_SHARD").upper()
     if not _is_second(environment) and strategy not in RESHARDS:
         cure = "Use FULL_SHARD or SHARD_GRAD_OP, or distributed_type: MULTI_GPU for whole copies."
@@ -104,11 +111,17 @@ def environment_of(file: Path) -> dict[str, str]:
     if content.get("parallelism_config"):
         found[f"{USE}PARALLELISM_CONFIG"] = "true"
     found["ACCELERATE_MIXED_PRECISION"] = str(content.get("mixed_precision") or "no")
-    for key, value in (content.get("fsdp_config") or {}).items():
+    sections = {name: content.get(f"{name}_config") or {} for name in ("fsdp", "deepspeed")}
+    for name, section in sections.items():
+        if not isinstance(section, dict) or not all(isinstance(key, str) for key in section):
+            raise ValueError(f"{name}_config is no mapping of names")
+    for key, value in sections["fsdp"].items():
         name = key.removeprefix("fsdp_").upper().replace("TRANSFORMER_LAYER_CLS", "TRANSFORMER_CLS")
         if value is not None:
             found[f"FSDP_{name}"] = str(value).lower() if isinstance(value, bool) else str(value)
-    for key, value in (content.get("deepspeed_config") or {}).items():
+    for key, value in sections["deepspeed"].items():
+        if key not in zero.VARIABLES and key not in zero.LAUNCHERS:
+            raise ValueError(f"deepspeed_config has no key {key}")
         if key in zero.VARIABLES and value is not None:
             found[zero.VARIABLES[key]] = str(value)
     return found

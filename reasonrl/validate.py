@@ -210,7 +210,8 @@ def _reward_source(key: str, name: str, part: rewards.PartConfig) -> Iterator[Mi
     """A part is built in, a function, or a model: one of the three."""
     if part.function is None and part.model is None and name not in rewards.BUILT_IN_PARTS:
         allowed = f"unknown part; built in are {', '.join(rewards.BUILT_IN_PARTS)}"
-        yield Mistake(key, name, allowed, "Give reward.parts.NAME.function=package.module.fn or .model.path=DIR.")
+        cure = f"Give it a source: '+reward.parts={{{name}:{{function:package.module.fn}}}}' or {{model:{{path:DIR}}}}."
+        yield Mistake(key, name, allowed, cure)
     if part.model is None:
         return
     if part.function is not None:

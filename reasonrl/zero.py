@@ -25,6 +25,11 @@ VARIABLES = {
     "gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     "gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
 }
+# further keys of accelerate's deepspeed_config, which say how processes are started and weights are loaded
+LAUNCHERS = {
+    "zero3_init_flag", "zero3_save_16bit_model", "deepspeed_multinode_launcher", "deepspeed_hostfile",
+    "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
+}  # fmt: skip
 OURS = {  # keys of DeepSpeed's own file that are settings of a run here
     "optimizer": "optim.*",
     "scheduler": "optim.schedule",
@@ -51,8 +56,12 @@ def stage(environment: Mapping[str, str]) -> int:
         file = _file(environment)
     except (OSError, ValueError):
         return -1
-    found = file.get("zero_optimization", {}).get("stage", 0) if file else environment.get(f"{PREFIX}ZERO_STAGE", 2)
+    found = _stage_given(file, environment)
     return int(found) if str(found) in map(str, STAGES) else -1
+
+
+def _stage_given(file: Mapping[str, Any], environment: Mapping[str, str]) -> Any:
+    return file.get("zero_optimization", {}).get("stage", 0) if file else environment.get(f"{PREFIX}ZERO_STAGE", 2)
 
 
 def is_half(environment: Mapping[str, str]) -> bool:
@@ -71,11 +80,11 @@ def mistakes(environment: Mapping[str, str]) -> Iterator[Mistake]:
         yield Mistake("accelerate deepspeed_config_file", named, f"cannot be read as DeepSpeed's JSON ({error})")
         return
     if stage(environment) < 0:
-        yield Mistake("accelerate zero_stage", environment.get(f"{PREFIX}ZERO_STAGE", "..."), "must be 0, 1, 2 or 3")
+        yield Mistake("accelerate zero_stage", _stage_given(file, environment), "must be 0, 1, 2 or 3")
     for part in ("optimizer", "param"):
         device = environment.get(f"{PREFIX}OFFLOAD_{part.upper()}_DEVICE", "none")
         inside = file.get("zero_optimization", {}).get(f"offload_{part}") or {}
-        device = str(inside.get("device", device))
+        device = str(inside.get("device") or device)
         if device != "none":
             allowed = "keeps state outside of the GPUs, which no run here does"
             cure = "Set it to none; model.lora.r and model.gradient_checkpointing save memory."
@@ -102,17 +111,27 @@ def _file(environment: Mapping[str, str]) -> dict[str, Any]:
     if not name or name == "none":
         return {}
     content = json.loads(Path(name).expanduser().read_text())
-    if not isinstance(content, dict):
-        raise ValueError("it is no mapping")
+    zero = content.get("zero_optimization", {}) if isinstance(content, dict) else None
+    parts = (
+        [zero, *(zero.get(f"offload_{name}") or {} for name in ("optimizer", "param"))]
+        if isinstance(zero, dict)
+        else []
+    )
+    if not parts or not all(isinstance(part, dict) for part in parts):
+        raise ValueError("it, zero_optimization and its offload sections must be mappings")
     return content
 
 
 def _of_file(key: str, value: Any) -> Iterator[Mistake]:
-    if key in ("zero_optimization", "bf16") or key in IDLE or value == "auto":
+    if key == "zero_optimization" or key in IDLE or value == "auto":
         return
     name = f"accelerate deepspeed_config_file: {key}"
     shown = json.dumps(value)
-    if key == "fp16":
+    if key in ("bf16", "fp16") and not isinstance(value, dict):
+        yield Mistake(name, shown, 'must be a mapping such as {"enabled": true}')
+    elif key == "bf16":
+        return
+    elif key == "fp16":
         if _is_on(value):
             yield Mistake(name, shown, "needs loss scaling, which no run here does", "Use bf16.")
     elif key in OURS:

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from reasonrl.config import validate
+from reasonrl.config import inert, validate
 from reasonrl.errors import Mistake
 from sweeps import overrides as ov
 from sweeps.choices import flatten, is_under
 from sweeps.compose import Composer, typed_config
+from sweeps.config import SWEEP_SECTIONS
 from sweeps.types import Params
 
 # Above this many arms (grids), single overrides are no longer taken away one by one to find idle ones.
@@ -42,6 +43,7 @@ def check_arms(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer
     if mistakes or not sound:
         return mistakes
     mistakes += _set_by_all(sound, composer)
+    mistakes += idle_values(composer.command, [arm.config for arm in sound])
     mistakes += (inert := _inert(sound))
     if len(arms) <= MAX_SINGLE_CHECKS:
         known = {mistake.value for mistake in inert}
@@ -57,6 +59,8 @@ def find_baseline(arms: Sequence[Arm], name: str | None) -> Arm | None:
 def _compose(arms: Sequence[Arm], composer: Composer) -> list[Mistake]:
     found: dict[str, list[Mistake]] = {}
     for arm in arms:
+        if found.setdefault(arm.name, not_of_a_run(arm.overrides)):
+            continue
         try:
             arm.config = composer.apply(arm.overrides)
             typed = typed_config(arm.config)
@@ -76,6 +80,19 @@ def _compose(arms: Sequence[Arm], composer: Composer) -> list[Mistake]:
             own = str(mistake) not in shared and len(arms) > 1
             key = f"{name}: {mistake.key}" if own else mistake.key
             mistakes.append(Mistake(key, mistake.value, mistake.allowed, mistake.cure))
+    return mistakes
+
+
+def not_of_a_run(texts: Iterable[str]) -> list[Mistake]:
+    """Overrides of the sweep, its engine or Hydra, and of the seed, where only those of a run mean something."""
+    mistakes = []
+    for text in texts:
+        section = ov.key_of(text).split(".")[0].split("/")[0]
+        if section in (*SWEEP_SECTIONS, "hydra", "seed"):
+            cure = "Use sweep.seeds." if section == "seed" else "Set it for the whole sweep."
+            mistakes.append(
+                Mistake(ov.key_of(text), text.partition("=")[2], "cannot differ between the runs of a sweep", cure)
+            )
     return mistakes
 
 
@@ -154,9 +171,26 @@ def lost_values(composer: Composer, sets: Sequence[Sequence[str]], why: str, cur
         key = ov.key_of(text)
         if key == "sweep" or key.startswith("hydra") or composer.choices.is_choice(text):
             continue
-        if all(any(is_under(key, given) for given in keys) for keys in sets):
+        names = ov.keys_set(text)
+        if all(any(is_under(name, given) for given in keys) for name in names for keys in sets):
             value = text.partition("=")[2]
-            mistakes.append(Mistake(key, value, f"has no effect: {why}", cure.format(key=key)))
+            mistakes.append(Mistake(key, value, f"has no effect: {why}", cure.format(key=names[0])))
+    return mistakes
+
+
+def idle_values(texts: Iterable[str], configs: Sequence[Mapping[str, Any]]) -> list[Mistake]:
+    """Typed values that have no effect under the kinds that any of the configs has chosen."""
+    idle = set.intersection(*(inert(typed_config(config)) for config in configs)) if configs else set()
+    mistakes = []
+    for text in texts:
+        for key in ov.keys_set(text):
+            if key in idle:
+                section = key.split(".")[0]
+                kinds = sorted({str(config[section].get("kind")) for config in configs} - {"None"})
+                allowed = f"has no effect with {section}.kind={' or '.join(kinds)}" if kinds else "has no effect here"
+                mistakes.append(
+                    Mistake(key, text.partition("=")[2], allowed, f"Leave it out, or choose another {section}.")
+                )
     return mistakes
 
 

@@ -20,7 +20,7 @@ from sweeps import overrides as ov
 from sweeps.compose import first_line, resolve, typed_config, unknown_keys
 from sweeps.config import SweepRoot, run_section
 
-_FULL_KEY = re.compile(r"full_key:\s*(\S+)")
+_FULL_KEY = re.compile(r"full_key:[ \t]*(\S+)")
 _KINDS = (
     ("to Integer", "must be a whole number"),
     ("to Float", "must be a number"),
@@ -33,6 +33,18 @@ _KINDS = (
 # What a sweep file may set beside `sweep`.
 _TOP = {"hydra", *(field.name for field in dataclasses.fields(SweepRoot))}
 _IN_FILE = re.compile(r"In '([^']+)'")
+
+
+# What OmegaConf says of a file: (its words, key or "" for the one it names, what is allowed, cure)
+_OF_FILES = (
+    (r"(?:str|int|float|bool) is not a subclass of (?P<section>\w+)Config\. value: (?P<value>\S+)", "{section}",
+     "is a section, not the value {value}", "For a variant write `defaults: [{{override /{section}: {value}}}]`."),
+    (r"Cannot merge DictConfig with ListConfig", "", "a list stands where names are mapped (arms, space, zip)",
+     "Write e.g. arms: {{a: [loss=symmetric]}}."),
+    (r"is not a ListConfig", "", "must be a list", "Write e.g. [0, 1]."),
+    (r"Key (?P<word>\w+) \(bool\) is incompatible", "", "YAML reads this name as {word}",
+     "Put it into quotes (off, on, yes and no too)."),
+)  # fmt: skip
 
 
 def explain(loader: Any, texts: Sequence[str], config_name: str = "config") -> list[Mistake]:
@@ -109,7 +121,16 @@ def broken(error: BaseException, cfg: DictConfig | None) -> Mistake:
         if where.startswith("sweep/") and parts[0] == "sweep" and parts[1:2] and parts[1] in _TOP:
             allowed = f"puts {parts[1]} below sweep, where it means nothing: a line is missing"
             return Mistake(where, ..., allowed, "Begin the file with the line `# @package _global_`.")
-        return Mistake(name, ..., f"unknown key in {where}", _nearest(name, cfg))
+        cure = "Write `defaults: [{override /algo: NAME}]`." if name == "algo" else _nearest(name, cfg)
+        return Mistake(name, ..., f"unknown key in {where}", cure)
+    for words, named, allowed, cure in _OF_FILES:
+        if found := re.search(words, text):
+            parts_of = {
+                part: value.lower() if part == "section" else value for part, value in found.groupdict().items()
+            }
+            at = named.format(**parts_of) or (key.group(1) if key else where)
+            inside = f" (in {where})" if file and at != where else ""
+            return Mistake(at, ..., allowed.format(**parts_of) + inside, cure.format(**parts_of))
     # The innermost line says what is wrong; the outer ones say through which function it came.
     inner = [line for line in lines if not line.startswith(("full_key", "object_type", "reference_type", "In '"))]
     message = (inner[0] if inner else type(error).__name__) + (f" (in {where})" if file else "")
@@ -244,6 +265,15 @@ def _value_mistake(cfg: DictConfig, loader: Any, text: str) -> Mistake | None:
 def _misfit(cfg: DictConfig, override: Any, value: Any, text: str, error: Exception) -> Mistake:
     """Why OmegaConf refused a value, in the words of a user."""
     key, message = override.key_or_group, first_line(error, value)
+    section = OmegaConf.select(cfg, key)
+    if (
+        isinstance(value, dict)
+        and isinstance(section, DictConfig)
+        and section._metadata.object_type not in (dict, None)
+    ):
+        unknown = next((str(name) for name in value if name not in section), None)
+        if unknown is not None:
+            return _unknown(cfg, f"{key}.{unknown}", f"{key}.{unknown}={value[unknown]}")
     if "not in" in message and isinstance(value, dict) and _exists(cfg, key):
         cure = f'Write "+{key}={ov.write_value(value)}".'
         there = OmegaConf.select(cfg, key)
@@ -257,7 +287,6 @@ def _misfit(cfg: DictConfig, override: Any, value: Any, text: str, error: Except
         cure = f'Write "+{parent}={ov.write_value(value)}".'
         return Mistake(key, ov.write_value(override.value()), f"{key} cannot be added by its full key", cure)
     if "is not a subclass of" in message:
-        section = OmegaConf.select(cfg, key)
         keys = ", ".join(f"{key}.{name}" for name in map(str, section)) if isinstance(section, DictConfig) else ""
         return Mistake(key, value, "is a section, not a value", f"Set {keys}." if keys else "")
     for sign, allowed in _KINDS:

@@ -122,9 +122,7 @@ def run_single(cfg: DictConfig) -> int:
         if not cfg.plan:
             from sweeps.single import train_once
 
-            if ignored := ov.ignored(cfg, texts):
-                raise ConfigError(ignored)
-            return train_once(cfg)
+            return train_once(cfg, texts)
         from sweeps.show import print_plan
 
         plan = make_plan(cfg, loader, texts, hydra, single=True)

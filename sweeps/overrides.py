@@ -74,6 +74,31 @@ def chosen_sweep(texts: Iterable[str]) -> str | None:
     return values[-1] if values and re.fullmatch(r"[^{\[,]+", values[-1]) else None
 
 
+def keys_set(text: str) -> list[str]:
+    """The dotted keys that an override sets: `loss={low: 0.1}` gives `loss.low`."""
+    override = parse(text)
+    value = None if override.is_sweep_override() else override.value()
+
+    def below(key: str, value: Any) -> list[str]:
+        if not isinstance(value, Mapping) or not value:
+            return [key]
+        return [name for part, item in value.items() for name in below(f"{key}.{part}", item)]
+
+    return below(override.key_or_group, value)
+
+
+def repeated(texts: Iterable[str]) -> list[Mistake]:
+    """Keys that are given more than once: all but the last would be lost without a word."""
+    first: dict[str, str] = {}
+    mistakes = []
+    for text in texts:
+        key = key_of(text)
+        if key in first:
+            mistakes.append(Mistake(key, text.partition("=")[2], f"was given before, as {first[key]}", "Give it once."))
+        first[key] = text
+    return mistakes
+
+
 def ignored(config: Mapping[str, Any], texts: Iterable[str]) -> list[Mistake]:
     """Overrides like `sweep.arms={}` that emptied nothing in the resolved `config`: mappings are merged."""
     mistakes = []

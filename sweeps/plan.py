@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from reasonrl.config import doubts
 from reasonrl.errors import ConfigError, Mistake
 from sweeps import overrides as ov
-from sweeps.arms import Arm, check_arms, find_baseline, lost_values
+from sweeps.arms import Arm, check_arms, find_baseline, lost_values, not_of_a_run
 from sweeps.compose import Composer, resolve, typed_config
 from sweeps.config import SAMPLERS, folder_mistakes, validate_sweep
 from sweeps.space import cells, from_override, read_space, read_stages, read_zip
@@ -68,7 +68,7 @@ def make_plan(
     draft = _draft(config, arguments)
     name = "single" if single else _name(config, draft, fixed)
     directory = Path(config["results"]) / name
-    draft.mistakes += validate_sweep(config) + ov.ignored(config, fixed)
+    draft.mistakes += validate_sweep(config) + ov.ignored(config, fixed) + ov.repeated(arguments)
     draft.mistakes += folder_mistakes("results", config["results"], directory)
     if chosen and not draft.asks:
         cure = "Give the file arms, a space or seeds, as the files in conf/sweep do, or leave +sweep out to train once."
@@ -263,12 +263,18 @@ def _check_search(draft: _Draft, study: Mapping[str, Any], composer: Composer) -
             ("sweep.zip", draft.zipped),
         ):
             if given:
-                mistakes.append(Mistake(key, list(given), "belongs into a stage when sweep.stages is used"))
+                names = ", ".join(entry.key if isinstance(entry, SpaceEntry) else str(entry) for entry in given)
+                mistakes.append(Mistake(key, names, "belongs into a stage when sweep.stages is used"))
+        for key, values in draft.axes.items():
+            swept = ",".join(value.partition("=")[2] for value in values)
+            cure = f"Give one value, or put {key} into a stage's space."
+            mistakes.append(Mistake(key, swept, "several values belong into a stage when sweep.stages is used", cure))
         entries = [entry for stage in draft.stages for entry in stage.space]
         zipped = [row for stage in draft.stages for row in stage.zipped]
         for stage in draft.stages:
             for arm, texts in stage.arms.items():
-                mistakes += [_at(mistake, f"{stage.name}/{arm}") for mistake in composer.mistakes(texts)]
+                found = not_of_a_run(texts) or composer.mistakes(texts)
+                mistakes += [_at(mistake, f"{stage.name}/{arm}") for mistake in found]
     else:
         entries, zipped = draft.space, draft.zipped
         if not entries:
@@ -303,7 +309,7 @@ def _check_entry(entry: SpaceEntry, composer: Composer) -> list[Mistake]:
     """Every choice, or both ends of the interval, must compose and validate."""
     mistakes = []
     for texts in _ends(entry):
-        found = composer.mistakes(texts)
+        found = not_of_a_run(texts) or composer.mistakes(texts)
         mistakes += [Mistake(m.key, m.value, f"{m.allowed} (in the space of {entry.key})", m.cure) for m in found]
     return mistakes
 

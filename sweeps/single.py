@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,15 @@ from omegaconf import DictConfig
 
 from reasonrl.config import run_key, validate
 from reasonrl.distributed import launched_rank
-from reasonrl.errors import ConfigError
-from reasonrl.events import Event, read_events
+from reasonrl.errors import ConfigError, EngineError, Mistake
+from reasonrl.events import Event, make_folder, read_events
+from sweeps import overrides as ov
+from sweeps.arms import idle_values
 from sweeps.compose import resolve, typed_config, unknown_keys
 from sweeps.config import folder_mistakes, run_section
 from sweeps.engines.base import PATIENCE
 
+OF_SWEEPS = ("sweep", "study", "engine")
 EXIT_CODES = {"finished": 0, "stopped": 3, "paused": 130}
 # Libraries that talk on import or per run; what matters to a user reaches the log line or an error.
 QUIET = {
@@ -31,8 +36,8 @@ QUIET = {
 SUMMARY = ("eval/accuracy", "reward/total", "entropy/mean", "length/mean", "groups/flat", "shift/kl_old")
 
 
-def train_once(cfg: DictConfig) -> int:
-    """Train into `run_dir` (default results/single/<key>) and print a summary.
+def train_once(cfg: DictConfig, texts: Sequence[str] = ()) -> int:
+    """Train into `run_dir` (default results/single/<key>) and print a summary; `texts` are the typed overrides.
 
     Returns 0 when the run finished, 3 when it was stopped, 130 when paused. Under `accelerate launch` the first
     process speaks for all.
@@ -49,7 +54,7 @@ def train_once(cfg: DictConfig) -> int:
         unusable = folder_mistakes("run_dir", config.run_dir, Path(config.run_dir))
     else:
         unusable = folder_mistakes("results", whole["results"], Path(whole["results"]) / "single")
-    if mistakes := validate(config) + unusable:
+    if mistakes := validate(config) + unusable + _lost(texts, whole):
         raise ConfigError(mistakes)
     key = run_key(config)
     run_dir = Path(config.run_dir) if config.run_dir else Path(whole["results"]) / "single" / key
@@ -63,7 +68,8 @@ def train_once(cfg: DictConfig) -> int:
         os.environ.setdefault(name, value)
     from reasonrl.train import train
 
-    with _pause_on_interrupt(speaks) as pressed, _progress_bar(config.steps, speaks) as advance:
+    alone = _alone_in(run_dir) if speaks else nullcontext()
+    with alone, _pause_on_interrupt(speaks) as pressed, _progress_bar(config.steps, speaks) as advance:
 
         def on_event(event: Event) -> str | None:
             advance(event)
@@ -73,6 +79,46 @@ def train_once(cfg: DictConfig) -> int:
     if speaks:
         _print_summary(summary.key, summary.status, summary.step, summary.reason, summary.metrics, run_dir)
     return EXIT_CODES.get(summary.status, 1)
+
+
+def _lost(texts: Sequence[str], whole: Mapping[str, Any]) -> list[Mistake]:
+    """Typed overrides that one run would lose without a word."""
+    of_sweeps = [text for text in texts if ov.key_of(text).split(".")[0] in OF_SWEEPS]
+    mistakes = [
+        Mistake(ov.key_of(text), text.partition("=")[2], "has no effect on a single run", "Add -m, or leave it out.")
+        for text in of_sweeps
+    ]
+    return [*mistakes, *ov.ignored(whole, texts), *ov.repeated(texts), *idle_values(texts, [run_section(whole)])]
+
+
+@contextmanager
+def _alone_in(run_dir: Path) -> Iterator[None]:
+    """Keep a second process out of the run's folder; EngineError names the one that trains there.
+
+    The lock is POSIX's: it ends with its process, and the verifiers' processes do not inherit it.
+    """
+    made = [folder for folder in (run_dir, *run_dir.parents) if not folder.exists()]
+    make_folder(run_dir)
+    path = run_dir / ".lock"
+    with path.open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            file.seek(0)
+            holder = file.read().strip() or "another one"
+            raise EngineError(f"{run_dir} is being trained by process {holder}; wait for it, or end it.") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            for folder in made:  # as empty as before where bad input ended it
+                with suppress(OSError):
+                    folder.rmdir()
 
 
 @contextmanager

@@ -135,6 +135,9 @@ def stage_cells(stage: Stage) -> list[Params] | None:
 
 
 def _shared(stages: list[Stage], mistakes: list[Mistake]) -> list[Stage]:
+    for stage in stages:
+        if not 0 <= stage.share <= 1:
+            mistakes.append(Mistake(f"sweep.stages.{stage.name}.share", stage.share, "a share of the budget, 0 to 1"))
     given = sum(stage.share for stage in stages)
     open_stages = [stage for stage in stages if stage.share == 0]
     if given > 1 + 1e-9 or (not open_stages and stages and abs(given - 1) > 1e-6):

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from hydra.errors import ConfigCompositionException
 
-from reasonrl.errors import ConfigError, DataError
+from reasonrl.errors import ConfigError, DataError, EngineError
 from reasonrl.types import Summary
 from sweeps import frontdoor, single
 from sweeps.compose import make_loader
 from sweeps.config import folder_mistakes
+from sweeps.single import _alone_in
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "transformers", "wandb", "matplotlib", "optuna", "pandas", "scipy", "sklearn")
@@ -157,6 +158,40 @@ def test_what_is_not_an_override_is_shown_as_one(tmp_path):
     text = sweep_py("loss=symmetric,gspo", "task.operands=4,5", cwd=tmp_path, code=2).stderr
     assert "loss=symmetric,gspo: is several values, so it needs a sweep. Add -m.\n" in text
     assert "write task.operands=[4,5] for a list" in text
+    text = sweep_py("loss={low:0.1,hihg:0.3}", cwd=tmp_path, code=2).stderr
+    assert "loss.hihg=0.3: unknown key. Did you mean loss.high?" in text
+
+
+def test_what_one_run_would_lose_is_refused(tmp_path):
+    argv = ["sweep.seeds=[1,2]", "engine.slots=4", "study=tpe", "task.path=x.jsonl", "steps=2", "steps=3"]
+    text = sweep_py(*argv, cwd=tmp_path, code=2).stderr
+    for part in ("sweep.seeds=[1,2]", "engine.slots=4", "study=tpe"):
+        assert f"{part}: has no effect on a single run. Add -m" in text
+    assert "task.path=x.jsonl: has no effect with task.kind=arithmetic" in text
+    assert "steps=3: was given before, as steps=2" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_that_another_process_trains_is_left_alone(tmp_path):
+    run_dir = tmp_path / "r" / "single" / "key"
+    script = f"""
+import pathlib, time
+from sweeps.single import _alone_in
+with _alone_in(pathlib.Path({str(run_dir)!r})):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=ROOT) as holder:
+        assert holder.stdout and holder.stdout.readline() == "held\n"
+        with pytest.raises(EngineError, match=f"process {holder.pid}"), _alone_in(run_dir):
+            pass
+        holder.kill()
+    with _alone_in(run_dir):
+        assert (run_dir / ".lock").read_text() == str(os.getpid())
+    assert list(run_dir.iterdir()) == []
+    with _alone_in(tmp_path / "other" / "key"):
+        pass
+    assert not (tmp_path / "other").exists(), "what held nothing leaves nothing"
 
 
 def test_an_unknown_sweep_name_lists_the_known_ones(tmp_path):
@@ -247,11 +282,16 @@ HEAD, MODE, ARMS = "# @package _global_\n", "hydra: {mode: MULTIRUN}\n", "sweep:
     ("text", "said"),
     [
         ("", "sweep=mine: asks nothing"),
+        (HEAD + MODE + "loss: gspo\n" + ARMS, "loss: is a section, not the value gspo"),
+        (HEAD + MODE + "algo: dapo\n" + ARMS, "defaults: [{override /algo: NAME}]"),
+        (HEAD + MODE + "sweep: {arms: [loss=gspo]}\n", "a list stands where names are mapped"),
+        (HEAD + MODE + "sweep: {seeds: 3}\n", "sweep.seeds: must be a list"),
+        (HEAD + MODE + "sweep: {arms: {off: [], b: [loss.high=0.4]}}\n", "YAML reads this name as False"),
         (HEAD + MODE + "sweep: {arms: {}}\n", "sweep=mine: asks nothing"),
         (HEAD + ARMS, "lacks the line `hydra: {mode: MULTIRUN}`"),
         (MODE + ARMS, "Begin the file with the line `# @package _global_`"),
     ],
-    ids=["empty", "no arms", "no mode", "no header"],
+    ids=["empty", "section", "algo", "list", "seeds", "off", "no arms", "no mode", "no header"],
 )
 def test_a_sweep_file_that_would_be_ignored_is_refused_with_the_cure(monkeypatch, capfd, sweep_file, text, said):
     assert enter(monkeypatch, *sweep_file("mine", text)) == 2

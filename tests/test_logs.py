@@ -147,3 +147,18 @@ def test_prose_with_commas_in_it_is_no_log(tmp_path):
     page.write_text("# A tool\n\nParts: correctness, format, overlong, and more\n" + "It costs 21, or 3 a day.\n" * 9)
     with pytest.raises(AnalysisError, match="no rows of numbers"):
         read_log(page)
+
+
+@pytest.mark.parametrize("text", ["{}/120", "step_{}", "global_step {}", "{} of 120", "Step: {}"])
+def test_a_step_may_be_said_in_words(tmp_path, text):
+    file = tmp_path / "log.csv"
+    file.write_text("step,reward\n" + "".join(f"{text.format(step)},0.{step}\n" for step in range(1, 9)))
+    assert [step for step, _ in read_log(file).rows] == list(range(1, 9))
+
+
+def test_steps_in_camel_case_order_rows_and_an_empty_second_column_hides_nothing(tmp_path):
+    file = tmp_path / "log.csv"
+    file.write_text("globalStep,reward,reward\n" + "".join(f"{step},0.{step},\n" for step in range(8, 0, -1)))
+    log = read_log(file)
+    assert sorted(step for step, _ in log.rows) == list(range(1, 9))
+    assert all(row["reward"] == pytest.approx(step / 10) for step, row in log.rows)

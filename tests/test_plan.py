@@ -302,6 +302,39 @@ def test_a_typed_value_of_a_searched_key_is_refused_with_the_way_to_narrow_the_s
     assert (entry.low, entry.high) == (1e-5, 2e-5)
 
 
+def test_a_mapping_that_every_arm_or_the_search_sets_over_is_refused(mistakes):
+    assert "loss={high:0.5}: has no effect: every arm sets it" in mistakes("loss={high:0.5}", file={"arms": ARMS})
+    assert "optim={lr:1e-5}: has no effect: the search sets it" in mistakes("+sweep=lr_search", "optim={lr:1e-5}")
+
+
+def test_a_typed_value_without_effect_under_the_chosen_kinds_is_refused(plan, mistakes):
+    text = mistakes("model.path=/x", "loss.cap=4", file={"arms": ARMS})
+    assert "model.path=/x: has no effect with model.kind=tiny" in text and "loss.cap=4: has no effect" in text
+    arms = {"a": [], "b": ["loss=cispo"]}
+    assert plan("loss.cap=4", file={"arms": arms}).arms == ["a", "b"], "one of the arms heeds it"
+
+
+def test_several_values_of_a_key_are_not_lost_beside_stages(mistakes):
+    text = mistakes("+sweep=priority", "data.prompts_per_step=8,16", "optim.lr=interval(1e-5,1e-4)")
+    assert "data.prompts_per_step=8,16: several values belong into a stage" in text
+    assert "sweep.space=optim.lr: belongs into a stage" in text
+
+
+def test_what_is_no_setting_of_a_run_differs_between_no_runs(mistakes):
+    arms = {"a": [], "b": ["engine.slots=1"], "c": ["hydra.run.dir=/x"], "d": ["seed=3"]}
+    text = mistakes(file={"arms": arms})
+    for part in ("b: engine.slots=1", "c: hydra.run.dir=/x", "d: seed=3"):
+        assert f"{part}: cannot differ between the runs of a sweep" in text
+    space = {"seed": "choice(1,2)", "optim.lr": "choice(1e-5,1e-4)"}
+    text = mistakes(file={"space": space}, study={"sampler": "random", "trials": 2})
+    assert "cannot differ between the runs of a sweep" in text
+
+
+def test_a_value_given_twice_is_refused(mistakes):
+    text = mistakes("optim.lr=1e-4", "optim.lr=1e-5", file={"arms": ARMS})
+    assert "optim.lr=1e-5: was given before, as optim.lr=1e-4" in text
+
+
 def test_seeds_given_twice_are_refused(mistakes):
     assert "seed: was given together with sweep.seeds=[2,3]" in mistakes("seed=1", "sweep.seeds=[2,3]")
 

@@ -192,12 +192,13 @@ def test_alone_nothing_is_sharded(policy, monkeypatch):
         ("FSDP_AUTO_WRAP_POLICY", "SIZE_BASED_WRAP", "fsdp_auto_wrap_policy"),
         ("ACCELERATE_MIXED_PRECISION", "fp16", "mixed_precision"),
         ("FSDP_SHARDING_STRATEGY", "HYBRID_SHARD", "fsdp_sharding_strategy"),
+        ("FSDP_VERSION", "3", "fsdp_version"),
     ],
 )
 def test_what_is_not_honoured_is_refused_by_its_name(monkeypatch, variable, value, key):
     monkeypatch.setenv("FSDP_VERSION", "1")
     monkeypatch.setenv(variable, value)
-    assert validate(Config()) == []
+    assert len(validate(Config())) == variable.startswith("ACCELERATE_")  # the others are FSDP's own
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     (mistake,) = validate(Config())
     assert (mistake.key, mistake.value) == (f"accelerate {key}", value)
@@ -225,6 +226,12 @@ def test_a_file_of_accelerate_says_what_its_launcher_would(tmp_path):
     found = sharding.environment_of(file)
     assert sharding.asked(found) and not sharding.reshards(found) and list(sharding.mistakes(found)) == []
     assert found["FSDP_TRANSFORMER_CLS_TO_WRAP"] == "Qwen3DecoderLayer"
+    file.write_text("distributed_type: FSDP\nfsdp_config: [1]\n")
+    with pytest.raises(ValueError, match="no mapping"):
+        sharding.environment_of(file)
+    file.write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stge: 3}\n")
+    with pytest.raises(ValueError, match="no key zero_stge"):
+        sharding.environment_of(file)
     file.write_text("learning_rate: 1\n")
     with pytest.raises(ValueError, match="distributed_type"):
         sharding.environment_of(file)

@@ -97,6 +97,17 @@ def test_deepspeeds_own_file_is_read_and_refused_where_it_asks_for_more(monkeypa
     assert "optim.max_grad_norm" in found["deepspeed_config_file: gradient_clipping"].allowed
 
 
+@pytest.mark.parametrize(
+    "content", ["[1]", '"auto"', '{"zero_optimization": null}', '{"zero_optimization": {"offload_param": "cpu"}}', "{"]
+)
+def test_a_file_that_is_not_deepspeeds_is_named(monkeypatch, tmp_path, content):
+    (tmp_path / "zero.json").write_text(content)
+    for name, text in environment(CONFIG_FILE=str(tmp_path / "zero.json")).items():
+        monkeypatch.setenv(name, text)
+    (mistake,) = validate(Config())
+    assert mistake.key == "accelerate deepspeed_config_file" and "cannot be read" in mistake.allowed
+
+
 def test_trl_is_not_given_weights_in_pieces(monkeypatch):
     monkeypatch.setenv(zero.USE, "true")
     (refused,) = [mistake for mistake in validate(Config(trainer="trl")) if mistake.key == "accelerate"]

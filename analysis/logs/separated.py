@@ -32,7 +32,9 @@ def read_separated(path: Path, text: str) -> Log | None:
             continue
         odd += len(row) != len(names)
         cells = [_point(cell) for cell in row] if separator == ";" else row
-        records.append({name: cell for name, cell in zip(names, cells, strict=False) if name})
+        pairs = [(name, cell) for name, cell in zip(names, cells, strict=False) if name]
+        filled = {name for name, cell in pairs if cell.strip()}  # a second column of a name may be empty
+        records.append({name: cell for name, cell in pairs if cell.strip() or name not in filled})
     if 2 * odd > len(records) and 2 * sum(map(_is_known, names)) <= len(names):
         return None  # prose with a comma or a table somewhere in it
     notes = [f"{odd} rows have more or fewer cells than the header (a cut last line?)"] if odd else []

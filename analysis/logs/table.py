@@ -165,7 +165,7 @@ def _is_eval(name: str) -> bool:
 
 def _never_changes(records: list[dict[str, Any]], column: str) -> bool:
     """True when one metric has three values or more, all at the same step: a restart repeats a whole series."""
-    if len({step for record in records if (step := to_number(record.get(column))) is not None}) != 1:
+    if len({step for record in records if (step := step_number(record.get(column))) is not None}) != 1:
         return False
     counts: dict[str, int] = {}
     for record in records:
@@ -173,6 +173,18 @@ def _never_changes(records: list[dict[str, Any]], column: str) -> bool:
             if name != column and not _is_bookkeeping(name) and to_number(value) is not None:
                 counts[name] = counts.get(name, 0) + 1
     return max(counts.values(), default=0) >= 3
+
+
+STEP_TEXT = re.compile(r"[A-Za-z_ #:=-]*(\d+(?:\.\d+)?)\s*(k?)\s*(?:(?:/|of)\s*\d+(?:\.\d+)?\s*k?)?", re.IGNORECASE)
+
+
+def step_number(value: Any) -> float | None:
+    """The step a cell names: a number, or text such as 12/120, step_12 or 1.5k."""
+    found = to_number(value)
+    if found is not None or not isinstance(value, str):
+        return found
+    text = STEP_TEXT.fullmatch(value.strip())
+    return float(text[1]) * (1000 if text[2] else 1) if text else None
 
 
 def build(path: Path, kind: str, records: Iterable[Mapping[str, Any]], notes: Iterable[str] = ()) -> Log:
@@ -189,7 +201,7 @@ def build(path: Path, kind: str, records: Iterable[Mapping[str, Any]], notes: It
         notes.append("no step column: rows are counted")
     without = 0
     for number, record in enumerate(flat, 1):
-        step = to_number(record.get(column)) if column is not None else float(number)
+        step = step_number(record.get(column)) if column is not None else float(number)
         if step is None or step - step != 0:
             without += 1
             step = table.last if table.last is not None else 0.0

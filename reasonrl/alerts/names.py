@@ -177,4 +177,4 @@ def unknown(names: Iterable[str]) -> list[str]:
 def counts_steps(name: str) -> bool:
     """True for a column that numbers the rows."""
     plain = normalise(name)
-    return plain in STEP_NAMES or is_step(plain)
+    return plain in STEP_NAMES or is_step(plain) or is_step(normalise(CAMEL.sub("_", name)))
