@@ -312,6 +312,18 @@ def destroyed_at(step: int, dead_from: int) -> dict[str, float]:
     }  # fmt: skip
 
 
+def test_a_policy_that_jumped_and_earns_nothing_since_is_destroyed_whatever_its_text_looks_like():
+    healthy = {"reward/total": 0.4, "groups/flat": 0.5, "entropy/mean": 0.3, "length/truncated": 0.0}
+    dead = healthy | {"reward/total": 0.0, "groups/flat": 1.0}
+
+    def stops(shift: float) -> list[tuple[str, float]]:
+        rows = [(s, healthy | {"shift/kl_old": shift}) for s in (1, 2)] + [(s, dead) for s in range(3, 12)]
+        return [(alert.code, alert.step) for alert in run(rows) if alert.severity == "stop"]
+
+    assert stops(2.2) == [("A11", 7)]
+    assert stops(0.3) == []
+
+
 def test_policy_destroyed_in_the_first_rows_is_stopped_after_five_dead_rows_without_waiting_for_the_warm_up():
     stop = next(a for a in run([(s, destroyed_at(s, 4)) for s in range(1, 31)]) if a.severity == "stop")
     assert (stop.code, stop.step, stop.title) == ("A11", 8, "policy destroyed")

@@ -54,7 +54,7 @@ GRADED: tuple[Rule, ...] = (
          limits={"fall": 0.4, "fall_with_damage": 0.3, "flag_with_damage": 0.25, "windows": 1.0,
                  "clip_growth": 5.0, "grad_growth": 4.0, "entropy_growth": 2.5}, intervention=("optim.lr / 2",)),
     Rule("A11", "policy destroyed", destroyed, (REWARD, "groups/flat", ("entropy/mean", "length/truncated")),
-         limits={"rows": 5, "first_rows": 30, "truncated": 0.98, "entropy": 0.15},
+         limits={"rows": 5, "first_rows": 30, "truncated": 0.98, "entropy": 0.15, "jump": 1.0},
          intervention=("optim.lr / 10",), warmup=0, confirm=1, name="A11-destroyed"),
     Rule("A12", "format only", format_only, ("parts",),
          limits={"flag_steps": 25, "stop_steps": 60, "progress": 0.05, "near_floor": 0.25, "stop_floor": 0.02},

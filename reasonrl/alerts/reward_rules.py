@@ -126,7 +126,12 @@ def destroyed(h: History, t: Limits) -> Finding | None:
     if entropy is not None and max(last(entropy, rows)) < t["entropy"] * entropy.highest:
         signs.append("next to no entropy left")
     # garbage can have any entropy, so low entropy decides only where truncation is not logged
-    if not signs or (cut is not None and signs[0] != "every answer cut off"):
+    if cut is not None and signs[:1] != ["every answer cut off"]:
+        signs = []
+    jump = h.train.get("shift/kl_old")
+    if jump is not None and jump.highest >= t["jump"]:
+        signs.append(f"a step that moved the policy by {short(jump.highest)} nats a token")
+    if not signs:
         return None
     start = reward.window.steps[-rows]
     evidence = numbers(reward=0.0, best=reward.highest, flat=1.0) | {
