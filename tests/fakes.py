@@ -121,6 +121,9 @@ def train_on_ranks(config: Mapping[str, Any], run_dir: Path, on_event: Callable[
     if os.environ.get("ACCELERATE_USE_FSDP") == "true":
         (run_dir / f"fsdp_{rank}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
     if rank == "0":
+        deadline = time.monotonic() + 60  # the end of the first one ends all, also those that begin late
+        while len(list(run_dir.glob(f"rank_*_of_{size}"))) < int(size) and time.monotonic() < deadline:
+            time.sleep(0.02)
         train(config, run_dir, on_event)
     else:
         time.sleep(float((config.get("fake") or {}).get("rank_sleep", 0)))

@@ -253,7 +253,7 @@ def test_what_is_not_distinguishable_is_called_so(tmp_path, rng):
     twins = {"symmetric": {}, "other": {"loss.high": 0.21}}
     results = load(make_results(tmp_path / "demo", arms=twins))
     assert verdict(results, compare(results, rng)) == [
-        "other against symmetric: accuracy identical in all 3 seeds, no interval; entropy and length not "
+        "other against symmetric: accuracy identical in all 3 seeds; entropy and length not "
         "distinguishable with 3 seeds."
     ]
 
