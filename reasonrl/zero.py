@@ -111,14 +111,10 @@ def _file(environment: Mapping[str, str]) -> dict[str, Any]:
     if not name or name == "none":
         return {}
     content = json.loads(Path(name).expanduser().read_text())
-    zero = content.get("zero_optimization", {}) if isinstance(content, dict) else None
-    parts = (
-        [zero, *(zero.get(f"offload_{name}") or {} for name in ("optimizer", "param"))]
-        if isinstance(zero, dict)
-        else []
-    )
-    if not parts or not all(isinstance(part, dict) for part in parts):
-        raise ValueError("it, zero_optimization and its offload sections must be mappings")
+    if not isinstance(content, dict) or not isinstance(zero := content.get("zero_optimization", {}), dict):
+        raise ValueError("it and its zero_optimization must be mappings")
+    if not all(isinstance(zero.get(f"offload_{part}") or {}, dict) for part in ("optimizer", "param")):
+        raise ValueError("offload_optimizer and offload_param must be mappings")
     return content
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from reasonrl.config import inert, validate
 from reasonrl.errors import Mistake
 from sweeps import overrides as ov
-from sweeps.choices import flatten, is_under
+from sweeps.choices import flatten, is_under, keys_set
 from sweeps.compose import Composer, typed_config
 from sweeps.config import SWEEP_SECTIONS
 from sweeps.types import Params
@@ -44,9 +44,9 @@ def check_arms(arms: Sequence[Arm], sweep: Mapping[str, Any], composer: Composer
         return mistakes
     mistakes += _set_by_all(sound, composer)
     mistakes += idle_values(composer.command, [arm.config for arm in sound])
-    mistakes += (inert := _inert(sound))
+    mistakes += (same := _inert(sound))
     if len(arms) <= MAX_SINGLE_CHECKS:
-        known = {mistake.value for mistake in inert}
+        known = {mistake.value for mistake in same}
         mistakes += [m for arm in sound if arm.name not in known for m in _idle_overrides(arm, composer)]
     return mistakes + _confounded(sound, sweep)
 
@@ -171,7 +171,7 @@ def lost_values(composer: Composer, sets: Sequence[Sequence[str]], why: str, cur
         key = ov.key_of(text)
         if key == "sweep" or key.startswith("hydra") or composer.choices.is_choice(text):
             continue
-        names = ov.keys_set(text)
+        names = keys_set(text)
         if all(any(is_under(name, given) for given in keys) for name in names for keys in sets):
             value = text.partition("=")[2]
             mistakes.append(Mistake(key, value, f"has no effect: {why}", cure.format(key=names[0])))
@@ -183,7 +183,7 @@ def idle_values(texts: Iterable[str], configs: Sequence[Mapping[str, Any]]) -> l
     idle = set.intersection(*(inert(typed_config(config)) for config in configs)) if configs else set()
     mistakes = []
     for text in texts:
-        for key in ov.keys_set(text):
+        for key in keys_set(text):
             if key in idle:
                 section = key.split(".")[0]
                 kinds = sorted({str(config[section].get("kind")) for config in configs} - {"None"})

@@ -105,6 +105,13 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
+def keys_set(text: str) -> list[str]:
+    """The dotted keys that an override sets: `loss={low: 0.1}` gives `loss.low`."""
+    override = ov.parse(text)
+    value = None if override.is_sweep_override() else override.value()
+    return [key for key, _ in flatten({override.key_or_group: value})]
+
+
 def is_under(key: str, part: str) -> bool:
     """True when `key` is `part` or lies inside of it."""
     return key == part or key.startswith(f"{part}.")

@@ -276,9 +276,8 @@ def _misfit(cfg: DictConfig, override: Any, value: Any, text: str, error: Except
             return _unknown(cfg, f"{key}.{unknown}", f"{key}.{unknown}={value[unknown]}")
     if "not in" in message and isinstance(value, dict) and _exists(cfg, key):
         cure = f'Write "+{key}={ov.write_value(value)}".'
-        there = OmegaConf.select(cfg, key)
         allowed = "names something the section does not have yet"
-        allowed += f" (it has {', '.join(map(str, there))}, which stay)" if there else ""
+        allowed += f" (it has {', '.join(map(str, section))}, which stay)" if section else ""
         return Mistake(key, ov.write_value(value), allowed, cure)
     if "not in" in message or "does not match" in message:
         return _unknown(cfg, key, text)

@@ -107,9 +107,7 @@ def warnings_of(plan: Plan) -> list[str]:
     count = len(other_runs(plan))
     if not count:
         return plan.warnings
-    text = (
-        f"{plan.directory} holds {'1 run' if count == 1 else f'{count} runs'} of this name with other settings or code"
-    )
+    text = f"{plan.directory} holds {count} run{'s' * (count != 1)} of this name with other settings or code"
     return [*plan.warnings, f"{text}: they stay, the report is made without them. sweep.name=OTHER keeps sweeps apart."]
 
 

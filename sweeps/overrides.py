@@ -74,19 +74,6 @@ def chosen_sweep(texts: Iterable[str]) -> str | None:
     return values[-1] if values and re.fullmatch(r"[^{\[,]+", values[-1]) else None
 
 
-def keys_set(text: str) -> list[str]:
-    """The dotted keys that an override sets: `loss={low: 0.1}` gives `loss.low`."""
-    override = parse(text)
-    value = None if override.is_sweep_override() else override.value()
-
-    def below(key: str, value: Any) -> list[str]:
-        if not isinstance(value, Mapping) or not value:
-            return [key]
-        return [name for part, item in value.items() for name in below(f"{key}.{part}", item)]
-
-    return below(override.key_or_group, value)
-
-
 def repeated(texts: Iterable[str]) -> list[Mistake]:
     """Keys that are given more than once: all but the last would be lost without a word."""
     first: dict[str, str] = {}

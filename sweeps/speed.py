@@ -42,18 +42,17 @@ class SpeedBook:
         wanted = _signature(config)
         if wanted in self.records:
             values = self.records[wanted]
-            return Speed(statistics.median(values), f"recorded ({_runs(len(values))} like this)")
+            return Speed(statistics.median(values), f"recorded ({len(values)} run{'s' * (len(values) != 1)} like this)")
         kin = [(key, value) for key, values in self.records.items() if key[:3] == wanted[:3] for value in values]
         if kin:
             scaled = [value * _work(config) / key[-1] for key, value in kin]
-            return Speed(statistics.median(scaled), f"recorded ({_runs(len(kin))} of this model, scaled by work)")
+            return Speed(
+                statistics.median(scaled),
+                f"recorded ({len(kin)} run{'s' * (len(kin) != 1)} of this model, scaled by work)",
+            )
         if config["model"]["kind"] == "tiny":
             return Speed(GUESS_BASE_S + GUESS_PASS_S * _work(config), "a guess (one CPU core, nothing recorded yet)")
         return None
-
-
-def _runs(count: int) -> str:
-    return "1 run" if count == 1 else f"{count} runs"
 
 
 def num_gpus() -> int:
